@@ -143,7 +143,8 @@ func TestRoundsThatCannotBeWrittenAreCounted(t *testing.T) {
 	require.NoError(t, h.declog.file.Close())
 }
 
-// A process may die while it writes, and a disk may be full in the middle of a line. The lines after it can be read all the same.
+// A process may die while it writes, and a disk may be full in the middle of a line. The lines
+// after it can be read all the same.
 func TestALineThatWasWrittenInPartSpoilsNoOther(t *testing.T) {
 	const whole = `{"tick":1}` + "\n"
 	long := `{"tick":2,"` + strings.Repeat("x", 200<<10)
@@ -178,7 +179,8 @@ func TestALineThatWasWrittenInPartSpoilsNoOther(t *testing.T) {
 	}
 }
 
-// A pipe may have no reader, or one that stands still. Neither the start nor the end of the proxy waits for it.
+// A pipe may have no reader, or one that stands still. Neither the start nor the end of the proxy
+// waits for it.
 func TestADecisionLogMayBeAPipeThatNobodyReads(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, syscall.Mkfifo(file, 0o600))

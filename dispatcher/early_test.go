@@ -65,8 +65,8 @@ func TestAnEarlyEntryHoldsAPlaceAndEndsByItsArrival(t *testing.T) {
 	})
 }
 
-// Room that an engine keeps for a request which has left is counted on a rank that was bound late, too, until the engine's gauges show that
-// it is free.
+// Room that an engine keeps for a request which has left is counted on a rank that was bound late,
+// too, until the engine's gauges show that it is free.
 func TestARankThatIsBoundLateTellsWhatItsEngineKeeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := start(t, testConfig())

@@ -13,8 +13,8 @@ import (
 	"evenkeel/pool"
 )
 
-// The whole answer of a hand-off may come at once. Then its slot is back before its caller reports the first event, and the hand-off has
-// worked all the same.
+// The whole answer of a hand-off may come at once. Then its slot is back before its caller reports
+// the first event, and the hand-off has worked all the same.
 func TestAWholeAnswerShowsThatItsHandoffWorked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

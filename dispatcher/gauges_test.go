@@ -44,7 +44,8 @@ evenkeel_rank_kv_usage_ratio{group="main",rank="d1",source="own"} 0
 	})
 }
 
-// The proxy's own counts of a rank stand beside what its engine says; what the engine does not say, or said long ago, has no series.
+// The proxy's own counts of a rank stand beside what its engine says; what the engine does not say,
+// or said long ago, has no series.
 func TestWhatEnginesSayStandsBesideOwnCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := testConfig()

@@ -31,7 +31,8 @@ func rounds(t *testing.T, d *Dispatcher) map[string]uint64 {
 	return found
 }
 
-// A group's label has the name of its model while a group of another model has the same name. No series of an old label stays.
+// A group's label has the name of its model while a group of another model has the same name. No
+// series of an old label stays.
 func TestSeriesOfALabelGoWithIt(t *testing.T) {
 	d := start(t, testConfig())
 	m, other := ranks(1, 9, 0), ranks(1, 9, 0)

@@ -13,7 +13,8 @@ import (
 	"evenkeel/pool"
 )
 
-// Two ranks of four slots that prefill, half of which decode: a prompt of 1,000 tokens alone is held for 50 ms.
+// Two ranks of four slots that prefill, half of which decode: a prompt of 1,000 tokens alone is
+// held for 50 ms.
 func TestAPromptIsHeldForARoundAndTheMetricsSaySo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		places := pool.NewSemaphore(10)

@@ -78,7 +78,8 @@ func TestRoomIsWhatGetsASlotInTime(t *testing.T) {
 	require.Equal(t, 1, roomOf(d, 15*time.Second), "something is always on its way")
 }
 
-// Hand-offs for a name that only some ranks list have the room of these, and take none of the others' room.
+// Hand-offs for a name that only some ranks list have the room of these, and take none of the
+// others' room.
 func TestANameHasTheRoomOfTheRanksThatListIt(t *testing.T) {
 	h := newHand(t, testConfig())
 	ws := ranks(2, 3, 0)

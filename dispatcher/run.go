@@ -63,8 +63,9 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 func (r *scheduler) apply(e board.Event) {
 	r.carryOut(r.boards.Apply(e, r.now), 0) // 0: no round caused these effects
 	for r.boards.Deciding() {
-		// On a machine whose other processes take the CPU, a round may take long although its policy computes for little. The policy is
-		// judged by what its thread computed, so it must not change threads meanwhile.
+		// On a machine whose other processes take the CPU, a round may take long although its policy
+		// computes for little. The policy is judged by what its thread computed, so it must not change
+		// threads meanwhile.
 		runtime.LockOSThread()
 		start, computed := time.Now(), threadTime()
 		effects := r.boards.Apply(board.Decide{}, r.now)

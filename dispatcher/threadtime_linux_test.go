@@ -14,7 +14,8 @@ import (
 	"evenkeel/pool"
 )
 
-// In a bubble, a policy that sleeps uses none of its thread's time, and one that computes none of the bubble's.
+// In a bubble, a policy that sleeps uses none of its thread's time, and one that computes none of
+// the bubble's.
 func TestAPolicyIsReplacedForWhatItComputes(t *testing.T) {
 	for name, c := range map[string]struct {
 		decide func()

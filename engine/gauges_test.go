@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What an engine says of a rank is known for a while, and what its counters grew by after two readings of the same process.
+// What an engine says of a rank is known for a while, and what its counters grew by after two
+// readings of the same process.
 func TestGaugesOfARank(t *testing.T) {
 	page := func(start, running, preempted, asked, pulled int) string {
 		return ok(fmt.Sprintf("process_start_time_seconds %d\nvllm:num_requests_running{engine=\"0\"} "+
@@ -42,7 +43,8 @@ func TestGaugesOfARank(t *testing.T) {
 	})
 }
 
-// Two ranks of SGLang behind one address, of which the second has two workers: each rank waits for as long as it counts itself.
+// Two ranks of SGLang behind one address, of which the second has two workers: each rank waits for
+// as long as it counts itself.
 func TestHowLongARankWaitsByItsOwnClock(t *testing.T) {
 	page := func(steps, sum0, sum1 string) *Sample {
 		text := ""

@@ -139,8 +139,8 @@ func liftedAfterItsFirstPart(t *testing.T, c *Client, tg *Target, next chan<- st
 	return r, fd
 }
 
-// Bytes behind the end of a lifted body belong to no request. A part of an answer among them would otherwise be lost here, and its
-// rest would be read as the next answer.
+// Bytes behind the end of a lifted body belong to no request. A part of an answer among them would
+// otherwise be lost here, and its rest would be read as the next answer.
 func TestALiftedConnectionWithBytesBehindItsBodyIsNotUsedAgain(t *testing.T) {
 	const stray = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
 	c, tg, next := parts(t, chunkedHead+"2\r\nab\r\n", "0\r\n\r\n"+stray)

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A test data file whose name begins with "made" was made of label values that were published; the others were recorded.
+// A test data file whose name begins with "made" was made of label values that were published; the
+// others were recorded.
 func TestWhatAPageSaysOfTheMemory(t *testing.T) {
 	read := func(t *testing.T, page string) *Sample {
 		t.Helper()

@@ -274,7 +274,8 @@ func TestTwoMonitorsShareTheGauge(t *testing.T) {
 	require.Same(t, a.metrics.up, b.metrics.up)
 }
 
-// If GET /health computes something, the engine gets it only if the path that costs nothing is missing or says no.
+// If GET /health computes something, the engine gets it only if the path that costs nothing is
+// missing or says no.
 func TestAnEngineWhoseHealthCostsSomething(t *testing.T) {
 	for _, row := range []struct {
 		name, ready, health string
@@ -317,7 +318,8 @@ func TestAVersionAtAnotherPath(t *testing.T) {
 	})
 }
 
-// A list may have thousands of LoRA adapters. One that is too long to be read is told of, once, and the last one stays.
+// A list may have thousands of LoRA adapters. One that is too long to be read is told of, once, and
+// the last one stays.
 func TestALongListOfModels(t *testing.T) {
 	f := newFake()
 	list := func(n int) string {

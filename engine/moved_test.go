@@ -48,7 +48,8 @@ func (h *hosts) dial(ctx context.Context, network, address string) (net.Conn, er
 	return f.dial(ctx, network, address)
 }
 
-// moves runs body beside a monitor of an engine with a name, which leads to 10.0.0.1. Answers are kept by the engine there.
+// moves runs body beside a monitor of an engine with a name, which leads to 10.0.0.1. Answers are
+// kept by the engine there.
 func moves(t *testing.T, h *hosts, body func(t *testing.T, m *Monitor, c *Client, logs *observer.ObservedLogs)) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)

@@ -64,7 +64,8 @@ var pages = map[string]func(ctx context.Context, c *Client, t *Target) error{
 	},
 }
 
-// No answer is unpacked: an engine that sends what nobody asked for is refused before the body is read. And none is read without an end.
+// No answer is unpacked: an engine that sends what nobody asked for is refused before the body is
+// read. And none is read without an end.
 func TestNoPageOfAnEngineIsLargerThanItMayBe(t *testing.T) {
 	packed := bomb(t)
 	for page, read := range pages {
@@ -87,7 +88,8 @@ func TestNoPageOfAnEngineIsLargerThanItMayBe(t *testing.T) {
 	})
 }
 
-// Pages that only help are unknown if they are bombs. Without its models an engine gets no requests.
+// Pages that only help are unknown if they are bombs. Without its models an engine gets no
+// requests.
 func TestBombsAmongThePagesOfAnEngine(t *testing.T) {
 	packed := bomb(t)
 	for page, models := range map[string]int{"/metrics": 2, "/version": 2, "/v1/models": 0} {

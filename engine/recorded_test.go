@@ -17,7 +17,8 @@ import (
 	"evenkeel/bench/rigs/real/recording"
 )
 
-// TestRecordedMetricsAreRead reads the pages of real engines: alone, prefill and decode, idle and busy.
+// TestRecordedMetricsAreRead reads the pages of real engines: alone, prefill and decode, idle and
+// busy.
 func TestRecordedMetricsAreRead(t *testing.T) {
 	all, err := recording.All()
 	require.NoError(t, err)
@@ -78,7 +79,8 @@ func TestRecordedModelsAreRead(t *testing.T) {
 	}
 }
 
-// TestRecordedAnswersPassTheClient serves each recording, head and pieces as they came, over a real socket.
+// TestRecordedAnswersPassTheClient serves each recording, head and pieces as they came, over a real
+// socket.
 func TestRecordedAnswersPassTheClient(t *testing.T) {
 	all, err := recording.All()
 	require.NoError(t, err)

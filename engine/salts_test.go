@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The core of a rank may read the KV of a request after its hold, and keep it for the next prompt with that prefix. Only requests with the
-// same salt on the same rank find it there.
+// The core of a rank may read the KV of a request after its hold, and keep it for the next prompt
+// with that prefix. Only requests with the same salt on the same rank find it there.
 func TestWhatWaitsBesideAHoldThatEndsIsWithheld(t *testing.T) {
 	now := time.Now()
 	var traffic Traffic
@@ -39,7 +39,8 @@ func TestWhatWaitsBesideAHoldThatEndsIsWithheld(t *testing.T) {
 	require.Empty(t, traffic.pulls.waiting)
 }
 
-// A call that the proxy ends, or whose connection breaks, may have reached an engine that stands still.
+// A call that the proxy ends, or whose connection breaks, may have reached an engine that stands
+// still.
 func TestACallThatEndedCountsUntilItsHoldIsOver(t *testing.T) {
 	now := time.Now()
 	for _, row := range []struct {
@@ -66,7 +67,8 @@ func TestACallThatEndedCountsUntilItsHoldIsOver(t *testing.T) {
 	}
 }
 
-// An answer in one piece does not show when its KV was read. A core that has made steps all the time has read it in time.
+// An answer in one piece does not show when its KV was read. A core that has made steps all the
+// time has read it in time.
 func TestAnAnswerInOnePieceIsJudgedByTheSilenceOfItsCore(t *testing.T) {
 	now := time.Now()
 	for _, row := range []struct {
@@ -109,7 +111,8 @@ func TestAnAnswerInOnePieceIsJudgedByTheSilenceOfItsCore(t *testing.T) {
 	})
 }
 
-// Other streams of the rank give signs of life at the moment of a first event. It is judged all the same.
+// Other streams of the rank give signs of life at the moment of a first event. It is judged all the
+// same.
 func TestAFirstEventIsJudgedWhileOthersGiveSigns(t *testing.T) {
 	l := NewLiveness()
 	var stop atomic.Bool
@@ -135,8 +138,8 @@ func TestAFirstEventIsJudgedWhileOthersGiveSigns(t *testing.T) {
 	require.Zero(t, wrong, "it may be made of KV that the rank has read too late for the other request")
 }
 
-// A reload corrects how many ranks an engine has behind its address, and so gives them other numbers. What a core reads too late under its
-// number before is not found under the new one.
+// A reload corrects how many ranks an engine has behind its address, and so gives them other
+// numbers. What a core reads too late under its number before is not found under the new one.
 func TestAReloadOfTheNumberOfRanksKeepsTheSalt(t *testing.T) {
 	now := time.Now()
 	for _, numbers := range [][2]int{{-1, 0}, {-1, 1}, {1, -1}} {
@@ -149,7 +152,8 @@ func TestAReloadOfTheNumberOfRanksKeepsTheSalt(t *testing.T) {
 	}
 }
 
-// A reload gives an engine another role, or none for a while, and so another Traffic. Its process is the same, with the same prefix cache.
+// A reload gives an engine another role, or none for a while, and so another Traffic. Its process
+// is the same, with the same prefix cache.
 func TestASaltBelongsToTheAddress(t *testing.T) {
 	m := NewMonitor(MonitorConfig{Registerer: prometheus.NewRegistry()})
 	at := func(role, host string) Instance {

@@ -22,7 +22,8 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// What an operator sees and changes at the admin listener, of one proxy after the other: each part leaves it as the next one wants it.
+// What an operator sees and changes at the admin listener, of one proxy after the other: each part
+// leaves it as the next one wants it.
 func TestOperatorsWatchAndSteerTheProxy(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) {

@@ -81,7 +81,8 @@ func TestAdviceNamesTheNarrowSide(t *testing.T) {
 				return (row.kind == advice.AddPrefill) == (given[0].Prefill.Advised > given[0].Prefill.Live) &&
 					(row.kind == advice.AddDecode) == (given[0].Decode.Advised > given[0].Decode.Live)
 			})
-			// All of one page, for advice may come before the load has shown in the mean of the whole window.
+			// All of one page, for advice may come before the load has shown in the mean of the whole
+			// window.
 			c.Eventually("the same as a metric, and why", func() bool {
 				page := c.get("/metrics").Body
 				used := refclient.ValueOf(t, page, fmt.Sprintf("evenkeel_utilisation_ratio{model=%q,%s}", model, row.resource))

@@ -43,7 +43,8 @@ func TestOperatorsSeeEnginesThatDoBoth(t *testing.T) {
 		require.Empty(t, d.Decisions[0].Prefill)
 		require.NotEmpty(t, d.Decisions[0].Rank)
 	})
-	// Engines that prefill and decode come, drain and go as others do, and whoever names no role means one of them, too.
+	// Engines that prefill and decode come, drain and go as others do, and whoever names no role means
+	// one of them, too.
 	t.Run("they come and go", func(t *testing.T) {
 		late := c.Engine(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal"})
 		c.Decode = append(c.Decode, late)

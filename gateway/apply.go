@@ -13,10 +13,12 @@ import (
 	"evenkeel/prefill"
 )
 
-// conf returns the settings in force. A reload may come between two calls, so settings that belong together are read from one call.
+// conf returns the settings in force. A reload may come between two calls, so settings that belong
+// together are read from one call.
 func (g *Gateway) conf() *reload.Settings { return g.config.Settings() }
 
-// reloadDeps returns what the reloader needs from this proxy. Parts that do not exist yet are reached through functions.
+// reloadDeps returns what the reloader needs from this proxy. Parts that do not exist yet are
+// reached through functions.
 func (g *Gateway) reloadDeps() reload.Deps {
 	return reload.Deps{
 		Log: g.log, Registerer: g.reg, Started: g.started, Prepare: g.prepare,
@@ -26,9 +28,10 @@ func (g *Gateway) reloadDeps() reload.Deps {
 	}
 }
 
-// prepare asks every part that may refuse a new config. The function apply gives the config to the parts, and calls commit once neither
-// the dispatcher nor the prefill scheduler can refuse any more. An operator may set another policy before apply is called, so the
-// dispatcher may still refuse then. Therefore apply asks it first, before anything has changed.
+// prepare asks every part that may refuse a new config. The function apply gives the config to the
+// parts, and calls commit once neither the dispatcher nor the prefill scheduler can refuse any
+// more. An operator may set another policy before apply is called, so the dispatcher may still
+// refuse then. Therefore apply asks it first, before anything has changed.
 func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply func(commit func()) error, err error) {
 	plan, err := g.fleet.Plan(old.Settings, next.Settings)
 	if err != nil {
@@ -66,8 +69,9 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 	return apply, nil
 }
 
-// prefillSettingsOf returns the config that a reload gives to the prefill tier. If the file has the same policy as before, the policy in
-// force stays, because an operator may have set another one since the start.
+// prefillSettingsOf returns the config that a reload gives to the prefill tier. If the file has the
+// same policy as before, the policy in force stays, because an operator may have set another one
+// since the start.
 func prefillSettingsOf(g *Gateway, old, next *reload.Settings) prefill.Config {
 	settings := g.prefillConfig(next)
 	if settings.Policy == g.prefillConfig(old).Policy {
@@ -76,8 +80,9 @@ func prefillSettingsOf(g *Gateway, old, next *reload.Settings) prefill.Config {
 	return settings
 }
 
-// dispatchSettingsOf returns the settings that a reload gives to the dispatcher. Its predictor starts from fit; nil: from nothing. If the
-// file has the same policy as before, the settings have an empty one, with which the dispatcher keeps the policy in force.
+// dispatchSettingsOf returns the settings that a reload gives to the dispatcher. Its predictor
+// starts from fit; nil: from nothing. If the file has the same policy as before, the settings have
+// an empty one, with which the dispatcher keeps the policy in force.
 func dispatchSettingsOf(old, next *reload.Settings, fit *predictor.Fit) board.Settings {
 	d := &next.Dispatch
 	settings := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel,
@@ -89,15 +94,18 @@ func dispatchSettingsOf(old, next *reload.Settings, fit *predictor.Fit) board.Se
 	return settings
 }
 
-// prefillConfig returns the config of the prefill tier, with the parts of this proxy that the tier uses. With two functions the tier asks
-// the dispatcher about the ranks of a board, those that share a base model. Free returns how many slots are free now on ranks that prefill
-// and decode. Decode returns for how many more hand-offs there will be a slot within a time. Their result onlySomeRanks says that not all
-// ranks of the board list the model, so that the tier counts the model's hand-offs separately.
+// prefillConfig returns the config of the prefill tier, with the parts of this proxy that the tier
+// uses. With two functions the tier asks the dispatcher about the ranks of a board, those that
+// share a base model. Free returns how many slots are free now on ranks that prefill and decode.
+// Decode returns for how many more hand-offs there will be a slot within a time. Their result
+// onlySomeRanks says that not all ranks of the board list the model, so that the tier counts the
+// model's hand-offs separately.
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
 	c.Explain = s.RecordsReasons()
 	c.Places = g.places // the places in the pool, where hand-offs wait for slots
-	// The closures reach the dispatcher when they are called: at the start, the prefill tier is made before the dispatcher.
+	// The closures reach the dispatcher when they are called: at the start, the prefill tier is made
+	// before the dispatcher.
 	c.Free = func(board, model string) (slots int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
 	c.Decode = func(board, model string, within time.Duration) (handoffs int, onlySomeRanks bool) {
 		return g.dispatcher.Room(board, model, within)

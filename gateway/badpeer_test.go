@@ -201,7 +201,8 @@ func (c *cluster) wire() (*net.TCPConn, *bufio.Reader) {
 	return conn.(*net.TCPConn), bufio.NewReader(conn)
 }
 
-// A peer may count no more tokens as cached than the prompt has: sums of larger counts would overflow.
+// A peer may count no more tokens as cached than the prompt has: sums of larger counts would
+// overflow.
 func TestAPeerThatCountsMoreCachedTokensThanThereAre(t *testing.T) {
 	t.Parallel()
 	us := toStub(t, honest, func(w http.ResponseWriter, r *http.Request) {

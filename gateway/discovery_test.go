@@ -24,8 +24,8 @@ func (c *cluster) status(address string) gateway.EngineStatus {
 	return gateway.EngineStatus{}
 }
 
-// An engine that fails the request it is tried with is shown as unfit. Where engines are to be found and their source fails, that is
-// why there are none.
+// An engine that fails the request it is tried with is shown as unfit. Where engines are to be
+// found and their source fails, that is why there are none.
 func TestOperatorsSeeWhatDiscoveryFinds(t *testing.T) {
 	t.Parallel()
 	o := refclient.NewOracle()

@@ -95,8 +95,8 @@ func readLateFact(e engine.Expiries, now time.Time) *detect.ReadLate {
 	return &detect.ReadLate{HandOffs: e.ReadLate, AgoS: age(now, e.ReadLateAt)}
 }
 
-// fillInCallers fills in which API keys have requests that wait, and which key sends the most prompt tokens. It fills in nothing while
-// no request waits and no prefill engine is full.
+// fillInCallers fills in which API keys have requests that wait, and which key sends the most
+// prompt tokens. It fills in nothing while no request waits and no prefill engine is full.
 func (g observer) fillInCallers(f *detect.Facts) {
 	requestsWait := f.Prefill.Waiting > 0 || slices.ContainsFunc(f.Models, func(m detect.Model) bool { return m.Pool.Entries > 0 })
 	engineIsFull := slices.ContainsFunc(f.Prefill.Engines, func(e detect.PrefillEngine) bool {
@@ -111,8 +111,9 @@ func (g observer) fillInCallers(f *detect.Facts) {
 	}
 }
 
-// fillInFailingHost fills in the host on which nearly all requests that failed had a failed attempt. It only names a host whose
-// engines all have others that can take their requests (hasStandIns).
+// fillInFailingHost fills in the host on which nearly all requests that failed had a failed
+// attempt. It only names a host whose engines all have others that can take their requests
+// (hasStandIns).
 func (g observer) fillInFailingHost(f *detect.Facts, now time.Time) {
 	host, failedThere, failed := g.Receipts().FailedOn(now)
 	mostFailedThere := failed >= failedAtLeast && float64(failedThere) >= failedShare*float64(failed)
@@ -121,9 +122,10 @@ func (g observer) fillInFailingHost(f *detect.Facts, now time.Time) {
 	}
 }
 
-// fillInHits fills in the longest backlog of prefills of all models, in seconds. While it is long, fillInHits also fills in what share of
-// the prompts of the key with the most waiting requests was found in prefix caches, in the last minute and in the 14 minutes before. It is
-// called after fillInCallers, which sets f.Waiting.
+// fillInHits fills in the longest backlog of prefills of all models, in seconds. While it is long,
+// fillInHits also fills in what share of the prompts of the key with the most waiting requests was
+// found in prefix caches, in the last minute and in the 14 minutes before. It is called after
+// fillInCallers, which sets f.Waiting.
 func (g observer) fillInHits(f *detect.Facts, now time.Time) {
 	for i := range f.Advice {
 		f.Prefill.BacklogS = max(f.Prefill.BacklogS, f.Advice[i].Prefill.BacklogSeconds)
@@ -141,8 +143,8 @@ func (g observer) fillInHits(f *detect.Facts, now time.Time) {
 // mostKeys is how many API keys are named at most. The requests of all other keys are added up.
 const mostKeys = 5
 
-// waitingOf lists the API keys that have requests waiting, those with the most first. Its last entry, without a key, adds up all keys after
-// the first mostKeys.
+// waitingOf lists the API keys that have requests waiting, those with the most first. Its last
+// entry, without a key, adds up all keys after the first mostKeys.
 func waitingOf(keys map[string]receipt.Load) []detect.Waiting {
 	list := make([]detect.Waiting, 0, len(keys))
 	for key, load := range keys {
@@ -163,8 +165,9 @@ func waitingOf(keys map[string]receipt.Load) []detect.Waiting {
 	return list
 }
 
-// heaviestKey returns the key with the most prompt tokens, its share of the tokens of all keys, and the mean length of its prompts, in
-// tokens; nil: no key has any tokens. Ties go to the key that comes first in the alphabet, because a map has no order.
+// heaviestKey returns the key with the most prompt tokens, its share of the tokens of all keys, and
+// the mean length of its prompts, in tokens; nil: no key has any tokens. Ties go to the key that
+// comes first in the alphabet, because a map has no order.
 func heaviestKey(keys map[string]receipt.Load) *detect.Heaviest {
 	totalTokens := 0
 	var heaviest receipt.Load
@@ -183,10 +186,12 @@ func heaviestKey(keys map[string]receipt.Load) *detect.Heaviest {
 		Mean: heaviest.Tokens / heaviest.Prompts}
 }
 
-// mostModelsNamed is how many models of an engine are named. LoRA adapters are models, too, and there may be thousands.
+// mostModelsNamed is how many models of an engine are named. LoRA adapters are models, too, and
+// there may be thousands.
 const mostModelsNamed = 16
 
-// firstModels returns the first mostModelsNamed of an engine's models, the base model first, and "other" in place of the rest.
+// firstModels returns the first mostModelsNamed of an engine's models, the base model first, and
+// "other" in place of the rest.
 func firstModels(models []string) []string {
 	if len(models) <= mostModelsNamed {
 		return models
@@ -194,7 +199,8 @@ func firstModels(models []string) []string {
 	return append(slices.Clone(models[:mostModelsNamed]), "other")
 }
 
-// modelFacts returns the facts about a model: its pool, and its groups with their ranks. ttl is how long a pool entry may wait, in s.
+// modelFacts returns the facts about a model: its pool, and its groups with their ranks. ttl is how
+// long a pool entry may wait, in s.
 func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	out := detect.Model{
 		Pairs: m.Pairs, NoneArriveSince: m.NoneArriveSince,
@@ -210,8 +216,9 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	return out
 }
 
-// groupFacts returns the facts about a group: its loads, its steps, and those of the model's ranks that are in the group. The engines'
-// gauges are among them only if the ranks step together and do not prefill, because package detect compares only such ranks by them.
+// groupFacts returns the facts about a group: its loads, its steps, and those of the model's ranks
+// that are in the group. The engines' gauges are among them only if the ranks step together and do
+// not prefill, because package detect compares only such ranks by them.
 func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus) detect.Group {
 	group := detect.Group{GroupLoads: from.GroupLoads, Rounds: from.Rounds, Held: from.Held}
 	if step := from.Step; step != nil {
@@ -262,7 +269,8 @@ func (g observer) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
 	return list
 }
 
-// stateOnLivePage returns the state of a rank as the live page shows it. The page has fewer states than the roster.
+// stateOnLivePage returns the state of a rank as the live page shows it. The page has fewer states
+// than the roster.
 func stateOnLivePage(state string) string {
 	switch state {
 	case roster.Up.String():
@@ -279,7 +287,8 @@ func stateOnLivePage(state string) string {
 	return detect.RankOut
 }
 
-// prefillFacts returns the facts about a prefill engine. gate is the largest share of its KV memory that prompts may fill.
+// prefillFacts returns the facts about a prefill engine. gate is the largest share of its KV memory
+// that prompts may fill.
 func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine {
 	p := detect.PrefillEngine{
 		ID: c.ID, State: c.State, KVTokens: c.KVTokens, Budget: int64(gate * float64(c.CapacityTokens)), KVShare: c.OwnUsage, GateShare: gate,
@@ -298,7 +307,8 @@ func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine
 	return p
 }
 
-// reloadedMs returns when the config in force was loaded, in Unix milliseconds; 0: at the start of the proxy.
+// reloadedMs returns when the config in force was loaded, in Unix milliseconds; 0: at the start of
+// the proxy.
 func reloadedMs(since, started time.Time) int64 {
 	if !since.After(started) {
 		return 0
@@ -336,8 +346,8 @@ const (
 	failedShare   = 0.9 // share of the failed requests that must have had a failed attempt on that host
 )
 
-// hasStandIns says whether each engine of a host has a healthy engine of the same role on another host, which can take its requests. It
-// is false for a host without engines.
+// hasStandIns says whether each engine of a host has a healthy engine of the same role on another
+// host, which can take its requests. It is false for a host without engines.
 func hasStandIns(engines []detect.Engine, host string) bool {
 	hostOf := func(e *detect.Engine) string {
 		h, _, _ := net.SplitHostPort(e.ID)

@@ -75,7 +75,8 @@ func TestTheHeaviestKey(t *testing.T) {
 		heaviestKey(map[string]receipt.Load{"a": {Prompts: 20, Tokens: 20_000}, "b": {Prompts: 2, Tokens: 60_000}}))
 }
 
-// A proxy in front of an embedding model alone is ready without a prefill engine. Nothing of it is started here.
+// A proxy in front of an embedding model alone is ready without a prefill engine. Nothing of it is
+// started here.
 func TestAProxyWithoutPrefillEnginesIsReady(t *testing.T) {
 	cfg := config.Default()
 	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:9", Slots: 1}}

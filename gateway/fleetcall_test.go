@@ -55,8 +55,9 @@ func (c *cluster) incidents(since time.Time) (all []detect.Incident) {
 	return all
 }
 
-// Between two steps of a training all engines are paused, get other weights, drop their caches and go on. Requests run all the while: none
-// is lost, and none is thought to find what was in a cache before.
+// Between two steps of a training all engines are paused, get other weights, drop their caches and
+// go on. Requests run all the while: none is lost, and none is thought to find what was in a cache
+// before.
 func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -156,7 +157,8 @@ func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 	}
 }
 
-// What an operator may do wrong, and what engines may: one proxy after the other leaves it as the next part wants it.
+// What an operator may do wrong, and what engines may: one proxy after the other leaves it as the
+// next part wants it.
 func TestACallThatNotAllEnginesFollow(t *testing.T) {
 	t.Parallel()
 	one := refengine.Config{Version: "0.33.0", Steps: refengine.Steps{C0: 4 * time.Millisecond}, KV: refengine.KV{PrefixCache: 4096}}
@@ -272,7 +274,8 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 		c.does("/resume")
 		require.Equal(t, "right", c.Judge("it is served", `"stream":true,`))
 	})
-	// A proxy that was restarted knows nothing of the pause, as one that was passed by. The engines know.
+	// A proxy that was restarted knows nothing of the pause, as one that was passed by. The engines
+	// know.
 	t.Run("engines that were paused by another", func(t *testing.T) {
 		for _, e := range c.Decode {
 			require.Equal(t, 200, c.Ask("POST", e.URLs()[0]+"/pause", "").Status)
@@ -286,8 +289,8 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 	require.Zero(t, c.Sum("evenkeel_engine_outages_total"))
 }
 
-// A request that meets a pause of which nothing is known waits, and that is no attempt. A stream has begun before the core refuses its
-// request.
+// A request that meets a pause of which nothing is known waits, and that is no attempt. A stream
+// has begun before the core refuses its request.
 func TestARequestThatMeetsAPauseOfAnotherWaits(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{dirty: true, mixed: []refengine.Config{{Version: "0.33.0"}}, configure: func(cfg *config.Config) {
@@ -311,7 +314,8 @@ func quickHealth(cfg *config.Config) {
 	cfg.Dispatch.Policy = "rr"
 }
 
-// retrying is quickHealth for tests in which requests are aborted, which counts as an attempt before their first event.
+// retrying is quickHealth for tests in which requests are aborted, which counts as an attempt
+// before their first event.
 func retrying(cfg *config.Config) {
 	quickHealth(cfg)
 	cfg.Prefill.Retry.Attempts, cfg.Prefill.Retry.Budget = 3, 1

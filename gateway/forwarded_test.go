@@ -14,8 +14,9 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// Batch requests and requests with deadlines are forwarded among others to a region that has too few slots for all, and that may
-// be shut down meanwhile. Every answer is right. A deadline is met or ends the request there, and the region is not blamed for it.
+// Batch requests and requests with deadlines are forwarded among others to a region that has too
+// few slots for all, and that may be shut down meanwhile. Every answer is right. A deadline is met
+// or ends the request there, and the region is not blamed for it.
 func TestBatchAndDeadlinesAmongForwards(t *testing.T) {
 	t.Parallel()
 	for name, places := range map[string]int{"the region stays, with few places": 4, "the region is shut down": 64} {

@@ -44,10 +44,12 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// New wires a proxy from a validated config. No socket is open before Start. If New fails, it ends the context of the parts that it has
-// made. Each part is made after the parts that it is given as values; a part that is made later is reached through a function. So New
-// makes, in this order: the config and the journal, the parts that know the engines and choose among them (makeTiers), owner and peers,
-// which share engines with other proxies, the parts that serve requests and watch over them, and the server of the listener.
+// New wires a proxy from a validated config. No socket is open before Start. If New fails, it ends
+// the context of the parts that it has made. Each part is made after the parts that it is given as
+// values; a part that is made later is reached through a function. So New makes, in this order: the
+// config and the journal, the parts that know the engines and choose among them (makeTiers), owner
+// and peers, which share engines with other proxies, the parts that serve requests and watch over
+// them, and the server of the listener.
 func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g = &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
 	g.ctx, g.stop = context.WithCancel(context.Background())
@@ -112,8 +114,9 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 
 // newService returns the part that takes the proxy out of service and back.
 func newService(g *Gateway) *service.Service {
-	// MoveCalls ends the calls to engines. Usually their requests then go on at other engines. But before it calls endAllCalls, the
-	// service ends the context that requests need for that, so here they end.
+	// MoveCalls ends the calls to engines. Usually their requests then go on at other engines. But
+	// before it calls endAllCalls, the service ends the context that requests need for that, so here
+	// they end.
 	endAllCalls := func() (calls int) {
 		everywhere := func(roster.Location) bool { return true }
 		return g.fleet.MoveCalls(everywhere)
@@ -123,8 +126,8 @@ func newService(g *Gateway) *service.Service {
 	})
 }
 
-// makeTiers makes the parts that know the engines, and the prefill tier and the dispatcher, which choose among them. decision is the
-// dispatcher's config, which makeTiers completes.
+// makeTiers makes the parts that know the engines, and the prefill tier and the dispatcher, which
+// choose among them. decision is the dispatcher's config, which makeTiers completes.
 func makeTiers(g *Gateway, cfg *config.Config, decision *dispatcher.Config) (err error) {
 	g.client = engine.NewClient(engine.Options{})
 	g.rankCaches = local.New(cfg.Prefill.Index.MaxBytes) // predicts the prefix caches of decode ranks
@@ -146,7 +149,8 @@ func makeTiers(g *Gateway, cfg *config.Config, decision *dispatcher.Config) (err
 	return err
 }
 
-// ownerDeps returns what the set of scopes, which this proxy may share with other proxies, needs from the other parts of this proxy.
+// ownerDeps returns what the set of scopes, which this proxy may share with other proxies, needs
+// from the other parts of this proxy.
 func ownerDeps(g *Gateway) owner.Deps {
 	return owner.Deps{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
@@ -156,7 +160,8 @@ func ownerDeps(g *Gateway) owner.Deps {
 	}
 }
 
-// admissionDeps returns what the admission, which receives the requests of clients, needs from the other parts of this proxy.
+// admissionDeps returns what the admission, which receives the requests of clients, needs from the
+// other parts of this proxy.
 func admissionDeps(g *Gateway) admission.Deps {
 	return admission.Deps{
 		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
@@ -177,8 +182,8 @@ func fleetDeps(g *Gateway) fleet.Deps {
 	}
 }
 
-// completeDispatcherConfig sets in the dispatcher's config the parts of this proxy that the dispatcher uses. explain says that the
-// dispatcher records the reasons of its decisions.
+// completeDispatcherConfig sets in the dispatcher's config the parts of this proxy that the
+// dispatcher uses. explain says that the dispatcher records the reasons of its decisions.
 func completeDispatcherConfig(g *Gateway, c *dispatcher.Config, explain bool) {
 	c.TTL = g.conf().PoolTTL()
 	c.Explain = explain
@@ -218,8 +223,9 @@ func (g *Gateway) requestDeps() request.Deps {
 	}
 }
 
-// discover makes the discovery of engines from the sources that the config names and those of a test, and starts no source yet. Without
-// any source, g.discovery stays nil. The discovery adds the engines that it finds to the fleet.
+// discover makes the discovery of engines from the sources that the config names and those of a
+// test, and starts no source yet. Without any source, g.discovery stays nil. The discovery adds the
+// engines that it finds to the fleet.
 func (g *Gateway) discover(ofTest ...discover.Source) error {
 	deps := &discovery.Deps{
 		Fleet: g.fleet, Settings: func() *fleet.Settings { return g.conf().Settings }, Dispatch: g.dispatcher.Status, Callbacks: g.callbacks,
@@ -236,11 +242,13 @@ func (g *Gateway) discover(ofTest ...discover.Source) error {
 	return nil
 }
 
-// Callbacks is the server to which decode engines report where the KV of a request goes; nil: no decode engine calls back.
+// Callbacks is the server to which decode engines report where the KV of a request goes; nil: no
+// decode engine calls back.
 func (g *Gateway) Callbacks() *metaserver.Server { return g.callbacks }
 
-// newMetaserver makes the server to which decode engines report where the KV of a request goes; nil: the config has no address for it. The
-// server accepts callbacks from the addresses in bind.allow; if there are none, from the decode engines of the fleet.
+// newMetaserver makes the server to which decode engines report where the KV of a request goes;
+// nil: the config has no address for it. The server accepts callbacks from the addresses in
+// bind.allow; if there are none, from the decode engines of the fleet.
 func (g *Gateway) newMetaserver() *metaserver.Server {
 	cfg := g.conf()
 	if cfg.Bind.Listen == "" {
@@ -258,16 +266,18 @@ func (g *Gateway) newMetaserver() *metaserver.Server {
 	})
 }
 
-// publish gives the lists of engines and ranks to the prefill tier, the prefix index of decode ranks and the dispatcher.
+// publish gives the lists of engines and ranks to the prefill tier, the prefix index of decode
+// ranks and the dispatcher.
 func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, workers []board.Worker) {
 	g.scheduler.SetCandidates(candidates)
 	g.rankCaches.Set(locals)
 	g.dispatcher.SetWorkers(workers)
 }
 
-// Start puts the engines of the config into the fleet, opens all listeners and begins to watch the engines. It returns once clients can
-// connect; /readyz says when they can be served. admin answers the requests at the listener for operators. After an error, nothing of the
-// proxy runs or is open any more, so that the caller can try again with a new proxy.
+// Start puts the engines of the config into the fleet, opens all listeners and begins to watch the
+// engines. It returns once clients can connect; /readyz says when they can be served. admin answers
+// the requests at the listener for operators. After an error, nothing of the proxy runs or is open
+// any more, so that the caller can try again with a new proxy.
 func (g *Gateway) Start(admin http.Handler) (err error) {
 	defer func() {
 		if err != nil {
@@ -322,7 +332,8 @@ func (g *Gateway) Start(admin http.Handler) (err error) {
 	return nil
 }
 
-// openListeners opens the listener for clients and the one for operators. After an error, the first one may be open.
+// openListeners opens the listener for clients and the one for operators. After an error, the first
+// one may be open.
 func openListeners(g *Gateway) (err error) {
 	limits := &g.conf().Limits
 	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
@@ -365,7 +376,8 @@ func newAdminServer(g *Gateway, admin http.Handler) (*http.Server, error) {
 	}, err
 }
 
-// serveAdmin serves the admin listener until g.ctx ends. It warns if the admin token can be read on the network.
+// serveAdmin serves the admin listener until g.ctx ends. It warns if the admin token can be read on
+// the network.
 func serveAdmin(g *Gateway, adminServer *http.Server) {
 	g.background.Go(func() {
 		err := adminServer.Serve(g.config.Certificate(reload.Admin).Listener(g.admin))
@@ -395,9 +407,10 @@ func (g *Gateway) AdminAddr() string { return g.admin.Addr().String() }
 // CutTime bounds how long Shutdown may still take after it has stopped waiting for streams.
 const CutTime = 15 * time.Second
 
-// Shutdown takes no new requests, and waits for streams and for hand-offs that are being released. Streams that still
-// run at ctx's deadline end with an error event. If ctx is cancelled before its deadline, their connections are cut.
-// Shutdown returns an error in both cases. All goroutines have ended when it returns.
+// Shutdown takes no new requests, and waits for streams and for hand-offs that are being released.
+// Streams that still run at ctx's deadline end with an error event. If ctx is cancelled before its
+// deadline, their connections are cut. Shutdown returns an error in both cases. All goroutines have
+// ended when it returns.
 func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.owner.HandOver(ctx) // other proxies take over the decode groups; until then this one serves the requests that they forward
 	g.service.RefuseForExit()
@@ -423,12 +436,14 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// finishRequests waits until all requests have finished, those of clients and those that other proxies forward. If ctx ends before, it ends
-// the requests that remain (endRemaining), and err says how many these were. cutNow ends the context cut, and so cuts the connections that
-// are still open.
+// finishRequests waits until all requests have finished, those of clients and those that other
+// proxies forward. If ctx ends before, it ends the requests that remain (endRemaining), and err
+// says how many these were. cutNow ends the context cut, and so cuts the connections that are still
+// open.
 //
-// Background work of finished requests goes on, such as freeing KV that no engine fetched. finishRequests waits for it, too, but not beyond
-// the end of cut. awaitRest waits for what is left then. The caller calls it after g.stop, which tells that work to end.
+// Background work of finished requests goes on, such as freeing KV that no engine fetched.
+// finishRequests waits for it, too, but not beyond the end of cut. awaitRest waits for what is left
+// then. The caller calls it after g.stop, which tells that work to end.
 func finishRequests(ctx, cut context.Context, g *Gateway, cutNow func()) (awaitRest func(), err error) {
 	var remaining int64 // requests that were ended, because ctx ended before they had finished; valid once ended is closed
 	ended := make(chan struct{})
@@ -452,8 +467,9 @@ func finishRequests(ctx, cut context.Context, g *Gateway, cutNow func()) (awaitR
 	return awaitRest, err
 }
 
-// endRemaining is called when ctx has ended before all requests have finished. It ends those that remain, and returns how many these are.
-// Their clients then have endGrace to read an error event before cutNow is called. If ctx was cancelled, cutNow is called at once.
+// endRemaining is called when ctx has ended before all requests have finished. It ends those that
+// remain, and returns how many these are. Their clients then have endGrace to read an error event
+// before cutNow is called. If ctx was cancelled, cutNow is called at once.
 func endRemaining(ctx context.Context, g *Gateway, cutNow func()) (remaining int64) {
 	remaining = g.requests.Open()
 	if cancelled := !errors.Is(ctx.Err(), context.DeadlineExceeded); cancelled {
@@ -480,8 +496,8 @@ func Check(cfg *config.Config) ([]reload.Warning, error) {
 	})
 }
 
-// discard ends the goroutines, and closes the listeners and files, of a proxy that New has made and that serves nothing: it is never
-// started, or its start has failed.
+// discard ends the goroutines, and closes the listeners and files, of a proxy that New has made and
+// that serves nothing: it is never started, or its start has failed.
 func (g *Gateway) discard() {
 	g.stop()
 	if g.listener != nil {

@@ -234,8 +234,9 @@ func (c *cluster) serves(n float64) {
 	c.Eventually("it serves", func() bool { return c.Metric(whole) >= before+n })
 }
 
-// onlyLost fails for every request that went wrong in another way than that a stream which had begun was lost with its proxy. If the
-// process was woken so late that leases ran out meanwhile, no proxy could admit to their groups, and requests for them are refused.
+// onlyLost fails for every request that went wrong in another way than that a stream which had
+// begun was lost with its proxy. If the process was woken so late that leases ran out meanwhile, no
+// proxy could admit to their groups, and requests for them are refused.
 func onlyLost(t *testing.T, r *load.Result, most int, late time.Duration) {
 	t.Helper()
 	lost := 0
@@ -346,8 +347,8 @@ func standbys(t *testing.T) {
 		endWatch()
 		f.oneOwner()
 	})
-	// Where no proxy can own the engines, requests could only wait. Then no proxy is ready, each says why, and they are ready again with
-	// the next owner.
+	// Where no proxy can own the engines, requests could only wait. Then no proxy is ready, each says
+	// why, and they are ready again with the next owner.
 	t.Run("without any owner no proxy is ready", func(t *testing.T) {
 		f.owned("main")
 		for _, w := range f.store {
@@ -393,7 +394,8 @@ func standbys(t *testing.T) {
 	})
 }
 
-// seatsOfGroups holds that each proxy tests only the ranks of its own groups, with the epoch of its ownership.
+// seatsOfGroups holds that each proxy tests only the ranks of its own groups, with the epoch of its
+// ownership.
 func (f *family) seatsOfGroups(t *testing.T) {
 	for i, group := range []string{"east", "west"} {
 		theirs := f.owned(group)

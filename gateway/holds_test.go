@@ -14,13 +14,15 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// What an answer under way holds on the heap between two events, by the package that asked for it: the log of this
-// test is the one place that says what a stream costs. Raise the limit only for what is worth it.
+// What an answer under way holds on the heap between two events, by the package that asked for it:
+// the log of this test is the one place that says what a stream costs. Raise the limit only for
+// what is worth it.
 func TestWhatAStreamHolds(t *testing.T) {
 	profileAll(t)
 	const streams = 100
 	c := start(t, options{
-		// Between two steps, all streams wait for an event for long enough to be measured. They begin at once.
+		// Between two steps, all streams wait for an event for long enough to be measured. They begin at
+		// once.
 		decode:    []refengine.Config{{Slots: streams + 1, Steps: refengine.Steps{C0: 500 * time.Millisecond, FirstAtOnce: true}}},
 		configure: func(cfg *config.Config) { cfg.EventLoops = 2 },
 	})
@@ -57,8 +59,8 @@ func TestWhatAStreamHolds(t *testing.T) {
 	require.Positive(t, packages["evenkeel/gateway/request"])
 }
 
-// held is how many bytes are in use that evenkeel's packages asked for, each with what it called of others.
-// Engines and clients of the test are not among them.
+// held is how many bytes are in use that evenkeel's packages asked for, each with what it called of
+// others. Engines and clients of the test are not among them.
 func held() map[string]int {
 	for range 3 { // pools are empty after two, and the profile is that of the last collection but one
 		runtime.GC()

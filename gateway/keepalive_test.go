@@ -25,8 +25,9 @@ func slowPrefills(d time.Duration) []refengine.Config {
 	return []refengine.Config{{Prompts: refengine.Prompts{Base: d, Concurrency: 8}, Answers: refengine.Answers{PromptTokensDetails: true}}}
 }
 
-// Comments go over TLS, come from ranks that do both, and come while another region serves the request: from the proxy whose
-// client it is, whatever that region has in its config. How they pass an nginx is in bench/outside/api.
+// Comments go over TLS, come from ranks that do both, and come while another region serves the
+// request: from the proxy whose client it is, whatever that region has in its config. How they pass
+// an nginx is in bench/outside/api.
 func TestCommentsOnEveryWay(t *testing.T) {
 	t.Parallel()
 	const span, takes = 20 * time.Millisecond, 300 * time.Millisecond

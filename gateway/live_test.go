@@ -91,8 +91,8 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	require.Equal(t, 4, ranks)
 	require.True(t, held, "%s is none of the ranks", ranked)
 
-	// A rank whose engine is dead takes no part in the steps of its group: where it counted as idle, level ranks beside a dead one
-	// seemed to lose a part of every step.
+	// A rank whose engine is dead takes no part in the steps of its group: where it counted as idle,
+	// level ranks beside a dead one seemed to lose a part of every step.
 	t.Run("a rank that is dead enters no mean and no sum", func(t *testing.T) {
 		for range 8 {
 			c.Endless()
@@ -169,7 +169,8 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		var down []detect.Incident
 		incidents = see().Incidents
 		for _, i := range incidents {
-			// The clients of the engines' streams get an error: before this is counted, the incident is a warning.
+			// The clients of the engines' streams get an error: before this is counted, the incident is a
+			// warning.
 			isAsBad := i.Severity == detect.Warn || i.Severity == detect.Bad && strings.HasSuffix(i.Harm, " requests failed")
 			if i.Kind == detect.EngineDown && isAsBad && i.Panel == "engines" {
 				down = append(down, i)
@@ -185,8 +186,9 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	})
 }
 
-// since are the incidents that began since then, but those of the machine: if it is busy, engines are
-// down for some time after the start of the proxy, and the proxy says that it gets too little time.
+// since are the incidents that began since then, but those of the machine: if it is busy, engines
+// are down for some time after the start of the proxy, and the proxy says that it gets too little
+// time.
 func since(then time.Time, all []detect.Incident) []detect.Incident {
 	return slices.DeleteFunc(all, func(i detect.Incident) bool {
 		return i.SinceMs < then.UnixMilli() || i.Kind == detect.ProxyBusy

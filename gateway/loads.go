@@ -9,8 +9,9 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// modelLoads returns how busy the engines are with each model, as far as this proxy knows. It adds up all groups of ranks that serve the
-// model. Ranks whose KV capacity is not known do not count for the share of KV in use.
+// modelLoads returns how busy the engines are with each model, as far as this proxy knows. It adds
+// up all groups of ranks that serve the model. Ranks whose KV capacity is not known do not count
+// for the share of KV in use.
 func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 	queued, prefills, boards := g.scheduler.Backlogs(), g.scheduler.Status(), g.dispatcher.Status(ctx).Models
 	for _, route := range g.fleet.Now().Models() {
@@ -26,7 +27,8 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 		}
 		for i := range boards {
 			b := &boards[i]
-			// A model has a board of its own, and further ones, with a mark in the name, for aggregated ranks and for other regions.
+			// A model has a board of its own, and further ones, with a mark in the name, for aggregated
+			// ranks and for other regions.
 			isOfModel := b.Model == route.Board || strings.HasPrefix(b.Model, route.Board+roster.AggregatedMark) ||
 				strings.HasPrefix(b.Model, route.Board+roster.RegionMark)
 			if !isOfModel {

@@ -132,7 +132,8 @@ func (k *lossy) heal() {
 	}
 }
 
-// ask has so many requests judged, eight at a time, and counts the verdicts. It ends early once enough is true.
+// ask has so many requests judged, eight at a time, and counts the verdicts. It ends early once
+// enough is true.
 func (k *lossy) ask(n int, enough func() bool) (verdicts map[string]int) {
 	k.Helper()
 	verdicts = map[string]int{}
@@ -250,8 +251,8 @@ func (k *lossy) names(text string) (all []string) {
 	return all
 }
 
-// Engines of one side lose all their hand-offs. They get none but trials, no other engine is out, clients get right answers, and once
-// hand-offs arrive again, the engines get as many as before.
+// Engines of one side lose all their hand-offs. They get none but trials, no other engine is out,
+// clients get right answers, and once hand-offs arrive again, the engines get as many as before.
 func TestEnginesThatLoseTheirHandoffsGetTrialsOnly(t *testing.T) {
 	t.Parallel()
 	for connector, faults := range lossFaults {
@@ -325,7 +326,8 @@ func (l losses) areFound(t *testing.T) {
 	k.nobodyIsDown()
 }
 
-// If no hand-off arrives anywhere, it cannot be told who is sick. Nobody is out, and clients are told.
+// If no hand-off arrives anywhere, it cannot be told who is sick. Nobody is out, and clients are
+// told.
 func TestNobodyIsOutWhereNoHandoffArrives(t *testing.T) {
 	t.Parallel()
 	for connector, faults := range lossFaults {

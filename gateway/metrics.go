@@ -8,14 +8,15 @@ import (
 	"evenkeel/gateway/edge"
 )
 
-// secondsBuckets reach from a decision, which takes microseconds, to a prefill, which may take minutes. The unit is seconds.
+// secondsBuckets reach from a decision, which takes microseconds, to a prefill, which may take
+// minutes. The unit is seconds.
 var secondsBuckets = []float64{
 	10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60, 120,
 	300,
 }
 
-// registerMetrics registers the clock, the metrics of the public listener, and the memory that bodies take. The other parts of the proxy
-// register their metrics themselves.
+// registerMetrics registers the clock, the metrics of the public listener, and the memory that
+// bodies take. The other parts of the proxy register their metrics themselves.
 func (g *Gateway) registerMetrics() {
 	stats := func() edge.Stats {
 		if g.listener == nil { // the proxy has not started

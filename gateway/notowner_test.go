@@ -48,7 +48,8 @@ func standby(t *testing.T, serve http.HandlerFunc) *cluster {
 	return start(t, o)
 }
 
-// A proxy that does not admit to the decode group forwards requests to the two that say that they do.
+// A proxy that does not admit to the decode group forwards requests to the two that say that they
+// do.
 func TestRequestsOfAGroupOfOthers(t *testing.T) {
 	t.Parallel()
 	owners, ran := &stub{}, atomic.Int32{}

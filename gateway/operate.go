@@ -30,7 +30,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// This file has the methods with which operators ask and change the proxy while it runs. Package admin serves them over HTTP.
+// This file has the methods with which operators ask and change the proxy while it runs. Package
+// admin serves them over HTTP.
 
 // Status describes the whole proxy at one instant.
 type Status struct {
@@ -59,7 +60,8 @@ type EngineStatus = roster.EngineStatus
 // DrainStatus lists the requests that still run on an engine or rank that drains.
 type DrainStatus = roster.DrainStatus
 
-// Status returns the status of all parts of the proxy now. Engines and boards are asked one after the other.
+// Status returns the status of all parts of the proxy now. Engines and boards are asked one after
+// the other.
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	dispatch := g.dispatcher.Status(ctx)
@@ -77,8 +79,9 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	return s
 }
 
-// fillInSyncWaits fills in how long the ranks of each group wait for each other. The engines count this, and the boards do not know it. It
-// changes copies only, because a dispatcher that has ended returns the same status to all callers.
+// fillInSyncWaits fills in how long the ranks of each group wait for each other. The engines count
+// this, and the boards do not know it. It changes copies only, because a dispatcher that has ended
+// returns the same status to all callers.
 func fillInSyncWaits(s *board.Status, gaugesOf func(rank int32) (Gauges, bool)) {
 	s.Models = slices.Clone(s.Models)
 	for i := range s.Models {
@@ -95,8 +98,8 @@ func fillInSyncWaits(s *board.Status, gaugesOf func(rank int32) (Gauges, bool)) 
 	}
 }
 
-// fillInStates fills in the state of each rank and its reason. It changes copies only, because a dispatcher that has ended returns the same
-// status to all callers.
+// fillInStates fills in the state of each rank and its reason. It changes copies only, because a
+// dispatcher that has ended returns the same status to all callers.
 func fillInStates(s *board.Status, engines *roster.Snapshot) {
 	s.Models = slices.Clone(s.Models)
 	for i := range s.Models {
@@ -113,8 +116,8 @@ func fillInStates(s *board.Status, engines *roster.Snapshot) {
 	}
 }
 
-// meanSyncWait returns how long the ranks of a barrier group wait for each other, as a mean in ms. known is false if no engine counts these
-// waits.
+// meanSyncWait returns how long the ranks of a barrier group wait for each other, as a mean in ms.
+// known is false if no engine counts these waits.
 func meanSyncWait(ranks []board.WorkerStatus, group string, gaugesOf func(rank int32) (Gauges, bool)) (ms float64, known bool) {
 	sum, counting := 0.0, 0 // counting: ranks whose engine counts the waits
 	for i := range ranks {
@@ -130,7 +133,8 @@ func meanSyncWait(ranks []board.WorkerStatus, group string, gaugesOf func(rank i
 	return sum / float64(max(1, counting)), counting > 0
 }
 
-// Receipts returns the receipts of all requests that run and of the last ones that ended; nil: no receipts are kept.
+// Receipts returns the receipts of all requests that run and of the last ones that ended; nil: no
+// receipts are kept.
 func (g *Gateway) Receipts() *receipt.Ring { return g.journal.Receipts }
 
 // Recent returns how long the requests of the last minute took, and how many failed.
@@ -142,7 +146,8 @@ func (g *Gateway) Watch() *watch.Watch { return g.watch }
 // Gauges are the metrics that an engine exports for one of its ranks.
 type Gauges = engine.Gauges
 
-// Gauges returns the last metrics that an engine exported for a decode rank. ok is false if they could not be read lately.
+// Gauges returns the last metrics that an engine exported for a decode rank. ok is false if they
+// could not be read lately.
 func (g *Gateway) Gauges(worker int32) (gauges Gauges, ok bool) {
 	r := g.fleet.Now().Rank(worker)
 	if r == nil { // the rank has left the fleet
@@ -154,7 +159,8 @@ func (g *Gateway) Gauges(worker int32) (gauges Gauges, ok bool) {
 // Config returns the config in force, which a reload replaces by another.
 func (g *Gateway) Config() *config.Config { return g.conf().Config }
 
-// Reloader returns the reloader, which has the config in force and the contents of the files that the config names.
+// Reloader returns the reloader, which has the config in force and the contents of the files that
+// the config names.
 func (g *Gateway) Reloader() *reload.Reloader { return g.config }
 
 // Geo returns what this proxy knows of proxies in other regions; nil: there are none.
@@ -166,7 +172,8 @@ func (g *Gateway) GeoAddr() string { return g.peers.Addr() }
 // BindAddr is the address that decode engines call back; empty: no decode engine calls back.
 func (g *Gateway) BindAddr() string { return g.callbacks.Addr() }
 
-// Owners lists the regions whose engines this proxy may serve. It is empty if the config has no ownership of regions.
+// Owners lists the regions whose engines this proxy may serve. It is empty if the config has no
+// ownership of regions.
 func (g *Gateway) Owners() []owner.RegionStatus { return g.owner.RegionsStatus() }
 
 // HA says which decode groups this proxy owns; nil: no other proxy shares them.
@@ -184,14 +191,15 @@ func (g *Gateway) Registry() *prometheus.Registry { return g.reg }
 // Policy is the text of the decode policy in force, as in dispatch.policy.
 func (g *Gateway) Policy() string { return g.dispatcher.Policy() }
 
-// SetPolicy changes the decode policy from the next tick on. An unknown policy is an error and changes nothing.
+// SetPolicy changes the decode policy from the next tick on. An unknown policy is an error and
+// changes nothing.
 func (g *Gateway) SetPolicy(spec string) error { return g.dispatcher.SetPolicy(spec) }
 
 // Prefill returns the prefill tier, whose policy operators may change.
 func (g *Gateway) Prefill() *prefill.Scheduler { return g.scheduler }
 
-// ScorePrefill asks every prefill policy to which engine it would send the request with this body. A body with messages is a chat, and any
-// other body a completion. Nothing is sent.
+// ScorePrefill asks every prefill policy to which engine it would send the request with this body.
+// A body with messages is a chat, and any other body a completion. Nothing is sent.
 func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	var body struct {
 		Messages json.RawMessage `json:"messages"`
@@ -215,8 +223,9 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 // ErrNoSuchEngine is the error of Remove and DrainEngine for an unknown id.
 var ErrNoSuchEngine = roster.ErrNoSuchEngine
 
-// Add registers an engine of a role: "prefill", "decode" or "aggregated". If an engine with the same host:port is registered already,
-// Add replaces its settings, keeps its requests, and ends its drain.
+// Add registers an engine of a role: "prefill", "decode" or "aggregated". If an engine with the
+// same host:port is registered already, Add replaces its settings, keeps its requests, and ends its
+// drain.
 func (g *Gateway) Add(role string, e config.Engine) error {
 	if !slices.Contains(config.Roles, role) {
 		return fmt.Errorf("%q is not a role; write prefill, decode or aggregated", role)
@@ -231,10 +240,11 @@ func (g *Gateway) Add(role string, e config.Engine) error {
 // Remove removes an engine by its host:port. Requests that run on it finish.
 func (g *Gateway) Remove(role, id string) error { return g.fleet.Remove(role, id) }
 
-// DrainEngine sends no new requests to an engine (host:port), or to one of its ranks (host:port/rank). If limit is above 0, requests that
-// still run after that time move to another engine, or end with an error event where they cannot. Prefills that have finished are
-// decoded all the same. A second call sets another limit. Once DrainEngine has returned, no further request is bound to the engine, and
-// its status counts all that were bound before.
+// DrainEngine sends no new requests to an engine (host:port), or to one of its ranks
+// (host:port/rank). If limit is above 0, requests that still run after that time move to another
+// engine, or end with an error event where they cannot. Prefills that have finished are decoded all
+// the same. A second call sets another limit. Once DrainEngine has returned, no further request is
+// bound to the engine, and its status counts all that were bound before.
 func (g *Gateway) DrainEngine(role, id string, limit time.Duration) error {
 	return g.fleet.Drain(role, id, limit)
 }
@@ -242,8 +252,8 @@ func (g *Gateway) DrainEngine(role, id string, limit time.Duration) error {
 // UndrainEngine ends the drain of an engine or rank, which then takes requests again.
 func (g *Gateway) UndrainEngine(role, id string) error { return g.fleet.Undrain(role, id) }
 
-// ForgetPrefixes drops what is known of the prefix cache of a prefill engine, or of all engines, decode engines as well, if id is empty.
-// found is false if there is no such engine.
+// ForgetPrefixes drops what is known of the prefix cache of a prefill engine, or of all engines,
+// decode engines as well, if id is empty. found is false if there is no such engine.
 func (g *Gateway) ForgetPrefixes(id string) (found bool) {
 	if id == "" {
 		g.rankCaches.Forget(g.rankCaches.IDs())
@@ -251,7 +261,8 @@ func (g *Gateway) ForgetPrefixes(id string) (found bool) {
 	return g.scheduler.ForgetPrefixes(id)
 }
 
-// forgetCaches drops what is known of the prefix caches of these prefill engines and these decode ranks.
+// forgetCaches drops what is known of the prefix caches of these prefill engines and these decode
+// ranks.
 func (g *Gateway) forgetCaches(candidates []string, workers []int32) {
 	for _, id := range candidates {
 		g.scheduler.ForgetPrefixes(id)
@@ -259,7 +270,8 @@ func (g *Gateway) forgetCaches(candidates []string, workers []int32) {
 	g.rankCaches.Forget(workers)
 }
 
-// Calls returns the part that calls all engines of the fleet at once, for example to change their weights.
+// Calls returns the part that calls all engines of the fleet at once, for example to change their
+// weights.
 func (g *Gateway) Calls() *fleetcall.Caller { return g.calls }
 
 // IDOf turns an address, host:port or a URL, into the id and the URL of an engine.

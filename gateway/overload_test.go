@@ -32,8 +32,8 @@ func jam(t *testing.T, queue int, keys ...string) *cluster {
 	}})
 }
 
-// jammed serves a request until free is called: what comes meanwhile waits in the arrival queue. ended are the records of requests
-// that ended since then.
+// jammed serves a request until free is called: what comes meanwhile waits in the arrival queue.
+// ended are the records of requests that ended since then.
 func (c *cluster) jammed() (free func(), ended func() []record) {
 	c.Helper()
 	before := len(c.Records())
@@ -112,7 +112,8 @@ func TestWhoIsServedNext(t *testing.T) {
 		}
 		require.Equal(t, []string{"jam", "ops", "crowd", "one", "crowd", "crowd", "crowd", "batch", "ops"}, order)
 	})
-	// A gateway in front of the proxy says what a request is: its objective stands for a priority, and flows take turns as keys do.
+	// A gateway in front of the proxy says what a request is: its objective stands for a priority, and
+	// flows take turns as keys do.
 	t.Run("as a trusted gateway says", func(t *testing.T) {
 		free, ended := c.jammed()
 		var all []<-chan reply
@@ -138,7 +139,8 @@ func TestWhoIsServedNext(t *testing.T) {
 		}
 		require.Equal(t, []int{0, 3, 6, 7, 4, 5, 2}, order)
 	})
-	// The earliest deadline is served first, and a request whose deadline passes ends before anything is computed for it.
+	// The earliest deadline is served first, and a request whose deadline passes ends before anything
+	// is computed for it.
 	t.Run("by deadline", func(t *testing.T) {
 		free, ended := c.jammed()
 		const header = "X-Evenkeel-Deadline-Ms"

@@ -21,8 +21,8 @@ import (
 	"evenkeel/geo"
 )
 
-// Owners of regions and of decode groups live on leases of seconds. So these tests wait together, and run beside no other one, which
-// could keep an owner from renewing its lease.
+// Owners of regions and of decode groups live on leases of seconds. So these tests wait together,
+// and run beside no other one, which could keep an owner from renewing its lease.
 func TestOwners(t *testing.T) {
 	for name, run := range map[string]func(*testing.T){
 		"another proxy takes a dead one's groups": shardsTakeOver,

@@ -40,7 +40,8 @@ func (c *cluster) hopFrom(id, body string) geo.Hop {
 
 func nonce() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
 
-// papers are the headers of a hop that is signed for tenant t, and further headers that are signed with it.
+// papers are the headers of a hop that is signed for tenant t, and further headers that are signed
+// with it.
 func papers(keys *geo.Keys, path string, h *geo.Hop, header ...string) []string {
 	m := geo.Message{Method: http.MethodPost, Target: path, Headers: []engine.Header{{Name: geo.TenantHeader, Value: "t"}}}
 	for field := range slices.Chunk(header, 2) {
@@ -169,7 +170,8 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 	})
 }
 
-// The engines of a region that is not ours any more are none. They are ours again with the store, and given back at the end.
+// The engines of a region that is not ours any more are none. They are ours again with the store,
+// and given back at the end.
 func regionIsReleased(t *testing.T) {
 	store := etcdServer(t)
 	w := newWire(t, store)
@@ -182,7 +184,8 @@ func regionIsReleased(t *testing.T) {
 	require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/owner/us/owner"), "us-1_"))
 	require.Equal(t, http.StatusOK, us.Post(refclient.ChatPath, chat("one", "")).Status)
 	fails := func() int { return us.logs.FilterMessageSnippet("a call to the lease's store").Len() }
-	// On a busy machine, earlier calls may have taken too long. A call of a kind that fails already tells nothing more.
+	// On a busy machine, earlier calls may have taken too long. A call of a kind that fails already
+	// tells nothing more.
 	us.Eventually("no call fails", func() bool { return fails() == us.logs.FilterMessageSnippet("the call succeeds again").Len() })
 	before := fails()
 	w.set(true)
@@ -210,7 +213,8 @@ func code(body string) string {
 	return e.Error.Code
 }
 
-// A proxy that ends gives its group back before it is gone: nobody waits until it would have expired.
+// A proxy that ends gives its group back before it is gone: nobody waits until it would have
+// expired.
 func groupIsReleased(t *testing.T) {
 	store := etcdServer(t)
 	us := start(t, options{dirty: true, configure: func(cfg *config.Config) {
@@ -227,7 +231,8 @@ func groupIsReleased(t *testing.T) {
 	epoch := groupOf(us, "main").Epoch
 	got := us.knock("us-2", geo.HandBackPath, fmt.Sprintf(`{"region":"us","group":"main","epoch":%d}`, epoch))
 	require.Equal(t, http.StatusConflict, got.Status, "us-2 does not live, and is not to have it: %s", got.Body)
-	// On a busy machine, renewals may fail for a moment. With the same epoch, nobody else has owned the group meanwhile.
+	// On a busy machine, renewals may fail for a moment. With the same epoch, nobody else has owned
+	// the group meanwhile.
 	us.Eventually("us-1 owns the group", func() bool { return groupOf(us, "main").Admits })
 	require.Equal(t, epoch, groupOf(us, "main").Epoch)
 	require.NoError(t, us.gw.Shutdown(t.Context()))

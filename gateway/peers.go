@@ -26,8 +26,9 @@ func (g *Gateway) peerDeps() peerserver.Deps {
 // publishTimeout bounds how long publishOwners waits for the dispatcher.
 const publishTimeout = time.Second
 
-// publishOwners makes the fleet, the dispatcher and the prefill tier act on which engines this proxy owns now. It waits for the dispatcher,
-// for publishTimeout at most, so that no request is bound to an engine that this proxy no longer owns after publishOwners has returned.
+// publishOwners makes the fleet, the dispatcher and the prefill tier act on which engines this
+// proxy owns now. It waits for the dispatcher, for publishTimeout at most, so that no request is
+// bound to an engine that this proxy no longer owns after publishOwners has returned.
 func (g *Gateway) publishOwners(ctx context.Context) {
 	g.fleet.Publish()
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)

@@ -14,8 +14,9 @@ const (
 	readyLogEvery   = 10 * time.Minute // time between two logs of the same reason why the proxy is not ready
 )
 
-// Ready says whether a request could be served now, and if not why. If no prefill or no decode engine is healthy, the proxy is still ready
-// if other regions serve its requests. It needs no prefill engine if it passes all requests through to decode engines.
+// Ready says whether a request could be served now, and if not why. If no prefill or no decode
+// engine is healthy, the proxy is still ready if other regions serve its requests. It needs no
+// prefill engine if it passes all requests through to decode engines.
 func (g *Gateway) Ready() (ok bool, why string) {
 	// Proxies that share decode groups send requests only to groups that one of them owns.
 	whyNoOwner, engines := g.owner.UnreadyReason(time.Now()), g.fleet.Now()
@@ -45,11 +46,12 @@ func (g *Gateway) whyNoEngine(engines *roster.Snapshot) string {
 	return g.discovery.Failure()
 }
 
-// Pauses lists the groups of engines that operators have paused. A pause does not make the proxy unready, because requests wait meanwhile.
+// Pauses lists the groups of engines that operators have paused. A pause does not make the proxy
+// unready, because requests wait meanwhile.
 func (g *Gateway) Pauses() []roster.Pause { return g.fleet.Now().Pauses() }
 
-// Missing returns a line for each engine that takes no requests, with the reason. It returns nothing while at least one prefill and one
-// decode engine take requests.
+// Missing returns a line for each engine that takes no requests, with the reason. It returns
+// nothing while at least one prefill and one decode engine take requests.
 func (g *Gateway) Missing() []string {
 	engines := g.fleet.Now()
 	if p, d := engines.CountInService(); p > 0 && d > 0 {
@@ -58,15 +60,15 @@ func (g *Gateway) Missing() []string {
 	return engines.Missing()
 }
 
-// onlyPassesThrough says whether this proxy has no prefill engines, and is not meant to have any: each request is then passed through to
-// one engine, as requests for embeddings are.
+// onlyPassesThrough says whether this proxy has no prefill engines, and is not meant to have any:
+// each request is then passed through to one engine, as requests for embeddings are.
 func (g *Gateway) onlyPassesThrough() bool {
 	prefills, _ := g.fleet.Now().CountKnown()
 	return prefills == 0 && len(g.conf().Engines.Prefill) == 0 && g.discovery == nil
 }
 
-// logReadiness logs why the proxy is not ready: at once, when the reason changes, and every readyLogEvery while it stays the same. It also
-// logs when the proxy is ready again.
+// logReadiness logs why the proxy is not ready: at once, when the reason changes, and every
+// readyLogEvery while it stays the same. It also logs when the proxy is ready again.
 func (g *Gateway) logReadiness(ctx context.Context) {
 	tick := time.NewTicker(readyCheckEvery)
 	defer tick.Stop()

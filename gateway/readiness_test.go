@@ -100,7 +100,8 @@ func TestReasonsOfEngines(t *testing.T) {
 		require.NoError(t, bad.Revive())
 		c.Eventually("it is up again", func() bool { return c.engineStatus(bad).State == "up" })
 	})
-	// Who asks for readiness is told which engines are missing and why, if it may know their addresses.
+	// Who asks for readiness is told which engines are missing and why, if it may know their
+	// addresses.
 	t.Run("readiness tells them by engine", func(t *testing.T) {
 		decode, dead, drained := refclient.AddressOf(c.Decode[0]), refclient.AddressOf(c.Prefill[0]), refclient.AddressOf(c.Decode[1])
 		require.Equal(t, http.StatusNoContent, c.Ask("POST", c.admin+"/workers/"+drained+"/drain", "", "Authorization", "Bearer sesame").Status)

@@ -111,7 +111,8 @@ func (c *cluster) availability(peer string) string {
 	return ""
 }
 
-// reaches waits until a peer may get requests. One that a busy machine has kept from answering for a while may not.
+// reaches waits until a peer may get requests. One that a busy machine has kept from answering for
+// a while may not.
 func (c *cluster) reaches(peer string) {
 	c.Helper()
 	c.Eventually(peer+" is available", func() bool { return c.availability(peer) == "available" })
@@ -344,8 +345,9 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 	})
 }
 
-// Of a region that follows another one. Legs that it keeps give all their turns back. The other region has what is left of a request's
-// deadline, and its class. That a deadline cannot be met is no failure of that region.
+// Of a region that follows another one. Legs that it keeps give all their turns back. The other
+// region has what is left of a request's deadline, and its class. That a deadline cannot be met is
+// no failure of that region.
 func TestWhatAFollowerKeepsAndWhatGoesAlong(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")

@@ -56,7 +56,8 @@ func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) {
 	}
 }
 
-// Only a region to which a tenant's requests may not go serves the model. Such a request is refused at once, and waits for no engine.
+// Only a region to which a tenant's requests may not go serves the model. Such a request is refused
+// at once, and waits for no engine.
 func TestAModelThatResidencyForbidsIsRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	const there = "there" // a model of the other region

@@ -18,9 +18,10 @@ const slotTimeout = 10 * time.Second
 // slotCheckEvery is the time between two checks whether a rank has a free slot.
 const slotCheckEvery = 100 * time.Millisecond
 
-// TakeSlot takes a slot of the decode rank with this name for a request of the self-test. tokens is the length of its prompt. TakeSlot
-// waits up to slotTimeout for the slot, which is charged and counted like that of a client's request. The request carries the epoch in
-// which this proxy owns the rank. If another proxy owns the rank, the error is selftest.ErrNotOwned.
+// TakeSlot takes a slot of the decode rank with this name for a request of the self-test. tokens is
+// the length of its prompt. TakeSlot waits up to slotTimeout for the slot, which is charged and
+// counted like that of a client's request. The request carries the epoch in which this proxy owns
+// the rank. If another proxy owns the rank, the error is selftest.ErrNotOwned.
 func (g *Gateway) TakeSlot(ctx context.Context, name string, tokens int) (selftest.Slot, error) {
 	check := time.NewTicker(slotCheckEvery)
 	defer check.Stop()

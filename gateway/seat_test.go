@@ -19,7 +19,8 @@ func nameOf(t *testing.T, raw string) string {
 	return net.JoinHostPort(u.Hostname(), u.Port())
 }
 
-// The self-test of the start is one more client of a rank: it waits for a slot, and the slot is charged.
+// The self-test of the start is one more client of a rank: it waits for a slot, and the slot is
+// charged.
 func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 	t.Parallel()
 	both := together(nil).mixed

@@ -316,7 +316,8 @@ func TestKeysOfCallers(t *testing.T) {
 	})
 }
 
-// tokenIsAskedFor has a proxy whose token is sesame, by this file, asked by others. It has another token then.
+// tokenIsAskedFor has a proxy whose token is sesame, by this file, asked by others. It has another
+// token then.
 func (c *cluster) tokenIsAskedFor(t *testing.T, file string) {
 	t.Run("any name will do, where there is a token", func(t *testing.T) {
 		const token = "Bearer sesame"

@@ -15,8 +15,8 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// What engines of SGLang count of their barrier stands in the status and on the live page. One request leaves a rank that waits for
-// the other.
+// What engines of SGLang count of their barrier stands in the status and on the live page. One
+// request leaves a rank that waits for the other.
 func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 	t.Parallel()
 	var health atomic.Int64
@@ -38,7 +38,8 @@ func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 	require.Zero(t, health.Load(), "GET /health of SGLang generates a token and takes a second at least")
 }
 
-// After the end, the dispatcher has one status for everybody who asks. Waits are told in a copy of it.
+// After the end, the dispatcher has one status for everybody who asks. Waits are told in a copy of
+// it.
 func TestWaitsAreNotWrittenIntoTheStatusOfOthers(t *testing.T) {
 	t.Parallel()
 	shared := board.Status{Models: []board.ModelStatus{{

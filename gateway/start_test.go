@@ -17,7 +17,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A part that cannot start leaves nothing of the proxy behind: another one starts at the same addresses.
+// A part that cannot start leaves nothing of the proxy behind: another one starts at the same
+// addresses.
 func TestAStartThatFailsLeavesNothingOpen(t *testing.T) {
 	keys := filepath.Join(t.TempDir(), "keys")
 	require.NoError(t, os.WriteFile(keys, []byte("k1 "+strings.Repeat("a", 40)+"\n"), 0o600))

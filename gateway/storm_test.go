@@ -124,9 +124,9 @@ func eachDriver(t *testing.T, f func(t *testing.T, driver func(*config.Config)))
 	}
 }
 
-// Clients leave at random, in every phase and in every way, beside others that
-// stay and whose every token is checked. Meanwhile answers are given back, so that some are in their second leg. At the end the
-// engines' own books are empty, and no rank ever had more than its slots.
+// Clients leave at random, in every phase and in every way, beside others that stay and whose every
+// token is checked. Meanwhile answers are given back, so that some are in their second leg. At the
+// end the engines' own books are empty, and no rank ever had more than its slots.
 func TestDisconnectsStrandNothing(t *testing.T) { eachDriver(t, disconnectsStrandNothing) }
 
 func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {

@@ -13,7 +13,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// What ends an answer of token ids that runs at an engine, with the health checks and the loops of a whole proxy.
+// What ends an answer of token ids that runs at an engine, with the health checks and the loops of
+// a whole proxy.
 func TestWhoEndsAnAnswerOfTokens(t *testing.T) {
 	for _, row := range []struct {
 		name   string

@@ -165,7 +165,8 @@ func TestFiveFallbacksTakeAPeerOut(t *testing.T) {
 	require.Equal(t, policy.CircuitOpen.String(), first(ps).Available["m"])
 }
 
-// A peer that has unloaded an adapter says so until its next probe does. That speaks against none of its other models.
+// A peer that has unloaded an adapter says so until its next probe does. That speaks against none
+// of its other models.
 func TestAPeerWithoutTheModelIsNotTakenOut(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set(RejectHeader, RejectModel)

@@ -236,7 +236,8 @@ func TestWithoutKeysACertificateIsEnoughAndNothingIsNot(t *testing.T) {
 	require.Nil(t, refusal)
 }
 
-// A recorded hop is not accepted again after the wall clock was set back: it would not be too old any more, and its nonce is forgotten.
+// A recorded hop is not accepted again after the wall clock was set back: it would not be too old
+// any more, and its nonce is forgotten.
 func TestAClockThatIsSetBackMakesNoRecordedHopNew(t *testing.T) {
 	d := door(goldenKeys(t), 1)
 	message := goldenMessage()
@@ -311,7 +312,8 @@ func FuzzParseHop(f *testing.F) {
 	})
 }
 
-// The parts of a request can be read back from the text that is signed, so that no two requests have the same text.
+// The parts of a request can be read back from the text that is signed, so that no two requests
+// have the same text.
 func FuzzSignedText(f *testing.F) {
 	f.Add("POST", "/v1/completions", "A", "b", "C", "d")
 	f.Add("1:2", "3:\n4", "Session", "", "Session", "5:")

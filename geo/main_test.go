@@ -157,7 +157,8 @@ func TestAnswersThatAreNotThePeersOwnAreMisses(t *testing.T) {
 	}
 }
 
-// What a peer says of itself may be nonsense, or be of a version that is not known here. It gets nothing then.
+// What a peer says of itself may be nonsense, or be of a version that is not known here. It gets
+// nothing then.
 func TestAnOfferThatCannotBeIsNotTaken(t *testing.T) {
 	for name, row := range map[string]struct{ version, offer, available string }{
 		"a queue below nothing":         {"1.7", `{"replicas":4,"n_avail":4,"free":30,"queue":-5}`, ""},
@@ -194,7 +195,8 @@ func TestAnOfferThatCannotBeIsNotTaken(t *testing.T) {
 	}
 }
 
-// The answer of a sibling changes which prefill engines look busy, and who owns a region or a group.
+// The answer of a sibling changes which prefill engines look busy, and who owns a region or a
+// group.
 func TestAPeerIsOfTheRegionThatTheConfigSays(t *testing.T) {
 	f := newFar(t)
 	f.says(func(a *answer) { a.Region = "us" })
@@ -390,7 +392,8 @@ func FuzzReadAnswer(f *testing.F) {
 	})
 }
 
-// Adapters come and go under ever new names. Models beyond the first maxModels are never counted, however many rounds there are.
+// Adapters come and go under ever new names. Models beyond the first maxModels are never counted,
+// however many rounds there are.
 func TestReasonsOfManyModelsAreBounded(t *testing.T) {
 	ps, _ := node(t, nil, entry(t, "eu-1", "http://127.0.0.1:1"))
 	ps.mu.Lock()

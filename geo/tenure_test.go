@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The holder has released the lease when it answers, so an answer that is not read leaves the new owner without the list.
+// The holder has released the lease when it answers, so an answer that is not read leaves the new
+// owner without the list.
 func TestARegionOfManyRanksIsHandedBackWithAllOfThem(t *testing.T) {
 	const ranks = 4096
 	f := newFar(t)

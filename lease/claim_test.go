@@ -347,7 +347,8 @@ func TestASlowStoreIsSaidOnce(t *testing.T) {
 	})
 }
 
-// If the list of members differs from the holder's, the log says so when it is seen, and not only when the store is away.
+// If the list of members differs from the holder's, the log says so when it is seen, and not only
+// when the store is away.
 func TestOtherMembersThanTheHoldersAreSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shelf{rec: Record{Holder: "b_x", Epoch: 6, Stamp: "z", Expiry: NotExpired, Members: []string{"a", "b"}}}

@@ -66,8 +66,9 @@ func TestALeaseThatNobodyEverHeldIsTakenAtOnceAndWaitedFor(t *testing.T) {
 	require.Equal(t, Owner, m.View(seconds(25)).Phase)
 }
 
-// A claim was given up right after it had taken a lease that the store did not know, and the process claims the scope again. Then the later
-// claim has as long to wait as the earlier one had: the holder before may still admit.
+// A claim was given up right after it had taken a lease that the store did not know, and the
+// process claims the scope again. Then the later claim has as long to wait as the earlier one had:
+// the holder before may still admit.
 func TestALeaseOfAnEarlierClaimIsWaitedFor(t *testing.T) {
 	lost := Record{}
 	earlier := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})

@@ -37,7 +37,8 @@ func TestMembersOwnInOrder(t *testing.T) {
 	require.True(t, m.ShouldHandOver("main", "a", seconds(48)))
 }
 
-// A proxy that the lease does not list never takes it, so the next proxy in the order does not wait for it.
+// A proxy that the lease does not list never takes it, so the next proxy in the order does not wait
+// for it.
 func TestWhoIsNotOnAListIsInNoOrder(t *testing.T) {
 	lists := [][]string{{"a", "b", "c"}, {"b", "c"}}
 	m := members(false, "b", "a", "b", "c")

@@ -119,9 +119,10 @@ func (w *world) begin(n *node, members ...string) {
 	n.m.ObserveEpoch(w.lost) // from the others, before it takes anything
 }
 
-// restore brings the store back from a copy: it has what it had once. All that live have heard of the epoch of the moment,
-// and so of a lease that only its holder knew. A copy that names as holder a process which still believes to be the holder
-// is left out: this process would go on, and nothing would tell it that there was another one.
+// restore brings the store back from a copy: it has what it had once. All that live have heard of
+// the epoch of the moment, and so of a lease that only its holder knew. A copy that names as holder
+// a process which still believes to be the holder is left out: this process would go on, and
+// nothing would tell it that there was another one.
 func (w *world) restore(share float64) {
 	if len(w.past) == 0 {
 		return
@@ -368,16 +369,13 @@ func (w *world) until(t time.Duration) (log []string) {
 	return log
 }
 
-// stores are the two kinds: one that keeps no time, one that ends terms.
-// An owner that is cut off stops, the first taker waits until it must have,
-// and who returns gets the scope back in two steps.
-// Somebody deletes a lease right after it was acquired, before the next in order looks:
-// for that one it was never there, and the first cannot know.
-// The store is restored from a copy of a moment at which nobody held the lease, while an owner renewed it a moment ago.
-// Who has created a lease that was deleted, and leaves before it may admit, does not release it: whoever finds it
-// released admits at once, and the owner before has not stopped yet.
-// With a lease never two admit, whatever the network does and however the clocks
-// run, as long as none is twice as fast as another; and when the trouble is over
-// the home owns its scope.
-// The limit of the promise, as a witness: a taker's clock that runs more than
-// twice as fast.
+// stores are the two kinds: one that keeps no time, one that ends terms. An owner that is cut off
+// stops, the first taker waits until it must have, and who returns gets the scope back in two
+// steps. Somebody deletes a lease right after it was acquired, before the next in order looks: for
+// that one it was never there, and the first cannot know. The store is restored from a copy of a
+// moment at which nobody held the lease, while an owner renewed it a moment ago. Who has created a
+// lease that was deleted, and leaves before it may admit, does not release it: whoever finds it
+// released admits at once, and the owner before has not stopped yet. With a lease never two admit,
+// whatever the network does and however the clocks run, as long as none is twice as fast as
+// another; and when the trouble is over the home owns its scope. The limit of the promise, as a
+// witness: a taker's clock that runs more than twice as fast.

@@ -82,7 +82,8 @@ func TestAnOwnerWhoseLeaseIsDeletedGoesOnByPledges(t *testing.T) {
 	}
 }
 
-// A promise that the process before may have given delays nothing when the owner hands over, because there is no other owner.
+// A promise that the process before may have given delays nothing when the owner hands over,
+// because there is no other owner.
 func TestAMemberThatHasJustStartedTakesWhatTheOwnerHandsOver(t *testing.T) {
 	for name, ttl := range stores {
 		t.Run(name, func(t *testing.T) {
@@ -239,7 +240,8 @@ func TestANewLeaseStartsAboveEveryEpochThatWasSeen(t *testing.T) {
 	require.Greater(t, w.rec.Epoch, int64(44))
 }
 
-// The revisions of an etcd that serves a cluster, too, are higher than an epoch of a Kubernetes Lease may be.
+// The revisions of an etcd that serves a cluster, too, are higher than an epoch of a Kubernetes
+// Lease may be.
 func TestAnEpochThatOnlyEtcdCanCountToIsReplacedByAHigherOne(t *testing.T) {
 	w := newWorld(stores["etcd"])
 	n := w.join("us-1", 1)

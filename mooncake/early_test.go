@@ -67,7 +67,8 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 	}
 }
 
-// SGLang answers with the base model unless it is asked for an adapter in its own way. Other engines list adapters as models.
+// SGLang answers with the base model unless it is asked for an adapter in its own way. Other
+// engines list adapters as models.
 func TestAnAdapterIsNamedAsItsEngineWants(t *testing.T) {
 	for ep, asked := range map[Endpoint]string{
 		Chat:        `{"messages":[{"role":"user","content":"Hi"}],"model":"lora1"}`,

@@ -221,8 +221,8 @@ func TestAProbeAsksForManyLogprobsOnly(t *testing.T) {
 	}
 }
 
-// A client may write null for a salt that it does not set, and engines take that for none. The salt that keeps a rank's wrong KV away is
-// sent all the same.
+// A client may write null for a salt that it does not set, and engines take that for none. The salt
+// that keeps a rank's wrong KV away is sent all the same.
 func TestANullSaltIsNone(t *testing.T) {
 	pull, layerwise := Profile{Connector: NIXLPull}.WithDefaults(), Profile{Connector: AscendLayerwise}.WithDefaults()
 	body := scan(t, `{"model":"m","messages":[{"role":"user","content":"hi"}],"cache_salt":null}`)

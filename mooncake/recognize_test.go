@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every hand-off of a known version is told apart from those of other connectors, except the oldest.
+// Every hand-off of a known version is told apart from those of other connectors, except the
+// oldest.
 func TestTheConnectorOfAnAnswer(t *testing.T) {
 	files, err := filepath.Glob("testdata/handoffs/*.json")
 	require.NoError(t, err)

@@ -10,8 +10,8 @@ import (
 	"evenkeel/bench/rigs/real/recording"
 )
 
-// TestRecordedProbesAreRead gives what real prefill engines answered to ReadProbe, and finds each hand-off byte for byte in the
-// decode request that was recorded with it.
+// TestRecordedProbesAreRead gives what real prefill engines answered to ReadProbe, and finds each
+// hand-off byte for byte in the decode request that was recorded with it.
 func TestRecordedProbesAreRead(t *testing.T) {
 	all, err := recording.All()
 	require.NoError(t, err)

@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The salt that keeps a request from wrong blocks keeps those of different clients apart, too, and is one that engines take.
+// The salt that keeps a request from wrong blocks keeps those of different clients apart, too, and
+// is one that engines take.
 func TestASaltBesideTheClientsOwn(t *testing.T) {
 	p := Profile{}.WithDefaults()
 	salt := func(own, ours string) string {

@@ -196,7 +196,8 @@ func TestAnEarlyEntryWaitsFromItsArrivalOn(t *testing.T) {
 	require.False(t, e.Urgent(arrival.Add(time.Hour)))
 }
 
-// Another queue has put entries for ranks that prefill in order. Nothing of them perishes: at their deadline there was no rank.
+// Another queue has put entries for ranks that prefill in order. Nothing of them perishes: at their
+// deadline there was no rank.
 func TestMixedEntriesKeepTheirOrder(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	p := New(time.Minute)

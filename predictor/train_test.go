@@ -57,8 +57,8 @@ func TestTiesGoToTheSimplerKind(t *testing.T) {
 	require.False(t, f.Holdout.AUC.Defined(), "all end inside the horizon")
 }
 
-// What scores is a fit to the earlier requests: the base rate and the tables know nothing of the later ones before they
-// have ended (TestRowsKnowOnlyWhatHadFinished).
+// What scores is a fit to the earlier requests: the base rate and the tables know nothing of the
+// later ones before they have ended (TestRowsKnowOnlyWhatHadFinished).
 func TestHeldOutRequestsDoNotTrainWhatIsScored(t *testing.T) {
 	reqs := recurrent(400)
 	other := slices.Clone(reqs)

@@ -101,7 +101,8 @@ func TestBatchTakesOnlyWhatIsLeft(t *testing.T) {
 	}
 }
 
-// Groups of ranks that prefill and decode have one slot for what waits there, and one for what comes next.
+// Groups of ranks that prefill and decode have one slot for what waits there, and one for what
+// comes next.
 func TestAGroupOfRanksThatDoBothTakesBatchLast(t *testing.T) {
 	free := 2
 	scheduler := newScheduler(t, doBoth("g"), func(c *Config) { c.Free = func(string, string) (int, bool) { return free, false } })
@@ -174,7 +175,8 @@ func TestAFloodOfBatchLeavesTheQueueToOthers(t *testing.T) {
 	})
 }
 
-// A site has engines, a board of decode slots and a pool, without a clock that moves by itself. What it is told, it checks.
+// A site has engines, a board of decode slots and a pool, without a clock that moves by itself.
+// What it is told, it checks.
 type site struct {
 	*Scheduler
 	r       *rapid.T
@@ -239,8 +241,8 @@ func (s *site) settled() {
 	}
 }
 
-// Whatever comes and goes: batch takes nothing that another request waits for, it is served once nothing else waits and
-// more than one slot is free, and nothing is lost.
+// Whatever comes and goes: batch takes nothing that another request waits for, it is served once
+// nothing else waits and more than one slot is free, and nothing is lost.
 func TestBatchBesideOnline(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		slots, size := rapid.IntRange(1, 5).Draw(r, "slots"), rapid.Int64Range(1, 6).Draw(r, "places")

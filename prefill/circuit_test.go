@@ -153,7 +153,8 @@ func TestARefusedRequestSaysNothingAboutTheCandidate(t *testing.T) {
 	requireIdle(t, scheduler)
 }
 
-// An engine whose hand-offs are lost gets one prompt as a trial when its time is over. A prompt that was tried before is none.
+// An engine whose hand-offs are lost gets one prompt as a trial when its time is over. A prompt
+// that was tried before is none.
 func TestAnEngineThatLosesHandoffsGetsOnePromptAsATrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := newScheduler(t, up("a", "b"))

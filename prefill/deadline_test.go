@@ -37,7 +37,8 @@ func TestTheEarliestDeadlineIsServedFirst(t *testing.T) {
 	})
 }
 
-// A request that waits ends at its deadline, whatever it waits for: it does not wait for the timeout of the queue.
+// A request that waits ends at its deadline, whatever it waits for: it does not wait for the
+// timeout of the queue.
 func TestAWaitEndsAtTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
@@ -60,8 +61,8 @@ func TestAWaitEndsAtTheDeadline(t *testing.T) {
 	})
 }
 
-// Where it is known how long prefills take, no prefill is spent on a request that would be too late, and none is held
-// back for one that would not.
+// Where it is known how long prefills take, no prefill is spent on a request that would be too
+// late, and none is held back for one that would not.
 func TestNoPrefillIsSpentOnARequestThatWouldBeTooLate(t *testing.T) {
 	for _, row := range []struct {
 		name    string
@@ -105,7 +106,8 @@ func TestAWaitEndsWhenTheDeadlineCannotBeMet(t *testing.T) {
 	})
 }
 
-// Once one leg of a request has its turn, the others need not be in time: the first token is the first leg's.
+// Once one leg of a request has its turn, the others need not be in time: the first token is the
+// first leg's.
 func TestTheFirstLegMeetsTheDeadlineForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)

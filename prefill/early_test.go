@@ -32,7 +32,8 @@ func newForetold(t *testing.T, connector string, ids ...string) *foretold {
 
 func (f *foretold) pass(d time.Duration) { f.now = f.now.Add(d) }
 
-// bind is a request that is bound to its rank: in tells in how long its prefill is predicted to end.
+// bind is a request that is bound to its rank: in tells in how long its prefill is predicted to
+// end.
 func (f *foretold) bind() (l *Lease, in func() time.Duration) {
 	l = acquire(f.t, f.Scheduler, Request{PromptTokens: 1000})
 	return l, func() time.Duration {
@@ -44,7 +45,8 @@ func (f *foretold) bind() (l *Lease, in func() time.Duration) {
 
 const msec = time.Millisecond
 
-// What is foreseen of a prefill slides while what is before it is late, and comes nearer when that ends early.
+// What is foreseen of a prefill slides while what is before it is late, and comes nearer when that
+// ends early.
 func TestTheEndOfAPrefillIsForeseen(t *testing.T) {
 	f := newForetold(t, mooncake.SGLang, "a")
 	first, firstIn := f.bind()
@@ -69,7 +71,8 @@ func TestTheEndOfAPrefillIsForeseen(t *testing.T) {
 	requireIdle(t, f.Scheduler)
 }
 
-// A decode engine that takes its time to call back is asked so much earlier, so that the prefiller does not wait for it.
+// A decode engine that takes its time to call back is asked so much earlier, so that the prefiller
+// does not wait for it.
 func TestAPrefillerIsGivenAPromptBeforeItsCallbackIsDue(t *testing.T) {
 	f := newForetold(t, mooncake.AscendLayerwise, "a")
 	f.cfg.Push.MaxUnanswered = 1
@@ -164,8 +167,8 @@ func TestAPrefillMovesFromAnEngineThatIsDown(t *testing.T) {
 	requireIdle(t, f.Scheduler)
 }
 
-// Requests that are bound before their prefill wait for a decode rank, in the pool: its size and time bound them, those
-// of the arrival queue the others, whichever model comes first.
+// Requests that are bound before their prefill wait for a decode rank, in the pool: its size and
+// time bound them, those of the arrival queue the others, whichever model comes first.
 func TestModelsThatBindEarlyHaveBoundsOfTheirOwn(t *testing.T) {
 	f := newForetold(t, mooncake.SGLang, "a", "b")
 	all := up("a", "b")

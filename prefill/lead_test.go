@@ -9,8 +9,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A prompt that is bound before its prefill is given to an engine a little before that can begin it; what is
-// charged and not sent yet holds the next one back.
+// A prompt that is bound before its prefill is given to an engine a little before that can begin
+// it; what is charged and not sent yet holds the next one back.
 func TestAnEarlyPromptIsGivenAheadOfItsPrefill(t *testing.T) {
 	for _, row := range []struct {
 		connector string

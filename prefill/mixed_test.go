@@ -20,7 +20,8 @@ func doBoth(ids ...string) (all []Candidate) {
 	return all
 }
 
-// As many requests wait for the ranks of a group as have a slot, and half as many again; what was sent waits for nothing here.
+// As many requests wait for the ranks of a group as have a slot, and half as many again; what was
+// sent waits for nothing here.
 func TestHowManyRequestsAGroupMayHaveWaiting(t *testing.T) {
 	for free, want := range map[int]int{0: 1, 1: 1, 2: 3, 4: 6} {
 		scheduler := newScheduler(t, doBoth("g"), func(c *Config) { c.Free = func(string, string) (int, bool) { return free, false } })
@@ -42,7 +43,8 @@ func TestHowManyRequestsAGroupMayHaveWaiting(t *testing.T) {
 	}
 }
 
-// Where a model has engines of both kinds, those that come second take a prompt only if no other can, or if it names them.
+// Where a model has engines of both kinds, those that come second take a prompt only if no other
+// can, or if it names them.
 func TestSecondCandidatesServeWhenNoOtherCan(t *testing.T) {
 	second := doBoth("g")
 	second[0].Fallback = true
@@ -59,7 +61,8 @@ func TestSecondCandidatesServeWhenNoOtherCan(t *testing.T) {
 	require.Equal(t, "g", acquire(t, scheduler, request(3)).Candidate.ID)
 }
 
-// A request that each of the first ones has failed goes to those that come second, if they are of any use.
+// A request that each of the first ones has failed goes to those that come second, if they are of
+// any use.
 func TestSecondCandidatesServeWhatTheFirstOnesFailed(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -91,8 +94,8 @@ func TestAGroupIsNotScraped(t *testing.T) {
 	require.Len(t, live, 1)
 }
 
-// Requests for a model that has ranks of its own within its group are counted apart: neither do they hold the others up while their
-// ranks are full, nor the others them.
+// Requests for a model that has ranks of its own within its group are counted apart: neither do
+// they hold the others up while their ranks are full, nor the others them.
 func TestRequestsForANameAreCountedApart(t *testing.T) {
 	free := map[string]int{testModel: 2, "x": 0}
 	own := true

@@ -372,7 +372,8 @@ func TestRequestsWaitForAnEngineThatIsLate(t *testing.T) {
 	}
 }
 
-// The decode side of model A is full, so its requests are held. However many they are, they keep no request of model B from its engine.
+// The decode side of model A is full, so its requests are held. However many they are, they keep no
+// request of model B from its engine.
 func TestAModelWithoutRoomKeepsNoOtherModelFromItsEngines(t *testing.T) {
 	for _, n := range []int{1, 64, 200} { // a round looks past 64 of a model
 		t.Run(fmt.Sprint(n, " requests wait"), func(t *testing.T) {

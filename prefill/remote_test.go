@@ -242,8 +242,8 @@ func TestAnotherRegionIsToldOfRequestsThatGiveUp(t *testing.T) {
 	}
 }
 
-// However many requests of one key wait for another region, or for engines that residency leaves them, they keep no request of another key
-// from the engines that are free.
+// However many requests of one key wait for another region, or for engines that residency leaves
+// them, they keep no request of another key from the engines that are free.
 func TestRequestsOfOneKeyThatWaitKeepNoOtherKeyFromTheEngines(t *testing.T) {
 	for _, n := range []int{1, 64, 200} {
 		synctest.Test(t, func(t *testing.T) {

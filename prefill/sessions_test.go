@@ -12,8 +12,8 @@ import (
 	"evenkeel/internal/race"
 )
 
-// A million sessions come, each with a prompt of its own. What is remembered of them does not grow with their number. The last ones
-// are where they were, and the first ones are new.
+// A million sessions come, each with a prompt of its own. What is remembered of them does not grow
+// with their number. The last ones are where they were, and the first ones are new.
 func TestAMillionSessions(t *testing.T) {
 	race.Alone(t)
 	const sessions, most = 1_000_000, 20_000

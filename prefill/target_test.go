@@ -27,7 +27,8 @@ func TestARequestForOneCandidateGoesThereOrWaits(t *testing.T) {
 	require.Equal(t, "b", w.lease.Candidate.ID)
 }
 
-// However many requests wait for one candidate that takes none, they keep no other request from the other candidates.
+// However many requests wait for one candidate that takes none, they keep no other request from the
+// other candidates.
 func TestRequestsForOneCandidateKeepNoOthersFromTheRest(t *testing.T) {
 	for _, n := range []int{1, 64, 200} { // a round looks past 64 that are held
 		synctest.Test(t, func(t *testing.T) {
@@ -51,7 +52,8 @@ func TestRequestsForOneCandidateKeepNoOthersFromTheRest(t *testing.T) {
 	}
 }
 
-// A retry that may not leave its region waits for the engines there. The requests behind it may go to another one.
+// A retry that may not leave its region waits for the engines there. The requests behind it may go
+// to another one.
 func TestARequestOfOneRegionKeepsNoOtherFromAnotherRegion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		candidates := up("a", "b")

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// answered drives an answer through arrivals that all come in the same memory, as from a socket, and says
-// what the client got, how many tokens it has, and how it ended.
+// answered drives an answer through arrivals that all come in the same memory, as from a socket,
+// and says what the client got, how many tokens it has, and how it ended.
 func answered(options Options, arrivals [][]byte) (client string, tokens int, end End) {
 	var a Answer
 	a.Reset(options)
@@ -36,8 +36,8 @@ func answered(options Options, arrivals [][]byte) (client string, tokens int, en
 	return string(dst), tokens, end
 }
 
-// However an answer is cut on its way, and although the memory that it came in is used again, the client
-// gets the same bytes, and the same is told.
+// However an answer is cut on its way, and although the memory that it came in is used again, the
+// client gets the same bytes, and the same is told.
 func TestAnAnswerIsTheSameHoweverItArrives(t *testing.T) {
 	const head, tail = `data: {"id":"a","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"`, `}]}`
 	end := head + `!","finish_reason":"stop"` + tail + "\n\n"
@@ -121,7 +121,8 @@ func TestAnArrivalCostsNoAllocation(t *testing.T) {
 	}
 }
 
-// A line that begins with a brace is no data line, so clients ignore it, and an answer in one piece has nothing of it.
+// A line that begins with a brace is no data line, so clients ignore it, and an answer in one piece
+// has nothing of it.
 func TestALineWithoutAFieldIsNoPartOfAnAnswer(t *testing.T) {
 	const text = `data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}` + "\n\n"
 	for _, line := range []string{`{"kv_transfer_params":{"remote_host":"h"}}`, `{"choices":[{"index":0,"text":"b"}]}`, `{"error":`} {
@@ -139,7 +140,8 @@ func TestALineWithoutAFieldIsNoPartOfAnAnswer(t *testing.T) {
 	}
 }
 
-// Events without content do not show that an answer makes progress, however many come, before its first token or after it.
+// Events without content do not show that an answer makes progress, however many come, before its
+// first token or after it.
 func TestAnEngineThatOnlySendsEventsWithoutContentIsSilent(t *testing.T) {
 	const text = `data: {"choices":[{"index":0,"text":"a"}]}` + "\n\n"
 	for _, row := range []struct {
@@ -188,8 +190,8 @@ func TestAnEventAfterEventsWithoutContentIsInTime(t *testing.T) {
 	}
 }
 
-// No engine sends an event that is not a JSON object: the answer is damaged, and the client gets nothing of the event.
-// What the client has until then is known, so that another engine can go on.
+// No engine sends an event that is not a JSON object: the answer is damaged, and the client gets
+// nothing of the event. What the client has until then is known, so that another engine can go on.
 func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
 	const token = `{"choices":[{"delta":{"content":"x"},"token_ids":[1]}]}`
 	const finish = `{"choices":[{"delta":{},"finish_reason":"stop"}]}`

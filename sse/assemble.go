@@ -16,8 +16,8 @@ var ErrNoAnswer = errors.New("sse: the decode stream ended without any choice or
 // ErrTooLarge says that an answer has more bytes than the limit of NewAssembler.
 var ErrTooLarge = errors.New("the answer is larger than limits.answer_bytes; ask for a stream, or for less")
 
-// Assembler joins the events of a stream into an answer in one piece. The events come from a Filter whose Options.Usage is
-// set. The Filter, not the Assembler, decides whether the stream ended well.
+// Assembler joins the events of a stream into an answer in one piece. The events come from a Filter
+// whose Options.Usage is set. The Filter, not the Assembler, decides whether the stream ended well.
 type Assembler struct {
 	chat         bool
 	topMembers   fields // the members of the answer except object, choices and usage
@@ -29,7 +29,8 @@ type Assembler struct {
 	bytesLeft    int  // bytes of events that Add may still take before it returns ErrTooLarge
 }
 
-// NewAssembler returns an assembler for one answer whose events have up to limit bytes together; 0: no limit.
+// NewAssembler returns an assembler for one answer whose events have up to limit bytes together; 0:
+// no limit.
 func NewAssembler(chat bool, limit int) *Assembler {
 	if limit <= 0 {
 		limit = math.MaxInt
@@ -37,7 +38,8 @@ func NewAssembler(chat bool, limit int) *Assembler {
 	return &Assembler{chat: chat, bytesLeft: limit}
 }
 
-// Add takes the next event: as Filter.Event returns it, or only the JSON in it. Comments and [DONE] add nothing.
+// Add takes the next event: as Filter.Event returns it, or only the JSON in it. Comments and [DONE]
+// add nothing.
 func (a *Assembler) Add(event []byte) error {
 	data := event
 	if i := rawjson.Space(event, 0); i < len(event) && event[i] != '{' { // event has the lines of a whole event, not only its JSON
@@ -79,11 +81,13 @@ func (a *Assembler) Add(event []byte) error {
 	return nil
 }
 
-// errMembers refuses an answer with more members, choices or tool calls than any engine sends. Each event searches among all of
-// them, so without a bound the time could grow with the square of their number.
+// errMembers refuses an answer with more members, choices or tool calls than any engine sends. Each
+// event searches among all of them, so without a bound the time could grow with the square of their
+// number.
 var errMembers = fmt.Errorf("sse: assembling the answer: it has more than %d members of one kind", maxMembers)
 
-// addChoices adds the list of choices at i in b, which may be null; ok is false if the value cannot be read.
+// addChoices adds the list of choices at i in b, which may be null; ok is false if the value cannot
+// be read.
 func (a *Assembler) addChoices(b []byte, i int) (ok bool) {
 	if rawjson.IsNull(b[i:]) {
 		return true
@@ -95,9 +99,11 @@ func (a *Assembler) addChoices(b []byte, i int) (ok bool) {
 	return list.Pos > 0 // -1: the list, or a choice in it, cannot be read
 }
 
-// addChoice adds the choice of an event that starts at i in b, and returns where the choice ends; -1: it cannot be read.
+// addChoice adds the choice of an event that starts at i in b, and returns where the choice ends;
+// -1: it cannot be read.
 func (a *Assembler) addChoice(b []byte, i int) (end int) {
-	// The choice is read twice, because its index may come after other members, and says to which choice of the answer they belong.
+	// The choice is read twice, because its index may come after other members, and says to which
+	// choice of the answer they belong.
 	index := 0
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -122,11 +128,12 @@ func (a *Assembler) choice(index int) *choice {
 	return a.choices[i]
 }
 
-// errNotJSON refuses an answer whose events are not JSON. JSON checks this, because Add checks only the brackets, commas, colons and
-// quotes of events.
+// errNotJSON refuses an answer whose events are not JSON. JSON checks this, because Add checks only
+// the brackets, commas, colons and quotes of events.
 var errNotJSON = errors.New("sse: assembling the answer: an event of the decode stream is not JSON")
 
-// JSON appends the answer to dst. It fails if no event had a choice or a usage, or if an event was not JSON.
+// JSON appends the answer to dst. It fails if no event had a choice or a usage, or if an event was
+// not JSON.
 func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 	if !a.hasAnswer {
 		return dst, ErrNoAnswer
@@ -143,7 +150,8 @@ func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// appendJSON appends the answer of a chat or of a completion as OpenAI's API sends it without a stream.
+// appendJSON appends the answer of a chat or of a completion as OpenAI's API sends it without a
+// stream.
 func (a *Assembler) appendJSON(dst []byte) []byte {
 	dst = append(dst, '{')
 	if id := a.topMembers.find([]byte("id")); id != nil { // OpenAI sends id and object first

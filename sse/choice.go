@@ -20,7 +20,8 @@ type choice struct {
 	otherMembers fields // stop_reason, token_ids, and members that we do not know
 }
 
-// add adds the choice of one event, an object at i in b; ok is false if it cannot be read or has too many members.
+// add adds the choice of one event, an object at i in b; ok is false if it cannot be read or has
+// too many members.
 func (c *choice) add(b []byte, i int) (ok bool) {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -69,7 +70,8 @@ func (c *choice) addText(val []byte) {
 	}
 }
 
-// addDelta adds the delta of a chat's choice, an object at i in b; ok is false if it cannot be read.
+// addDelta adds the delta of a chat's choice, an object at i in b; ok is false if it cannot be
+// read.
 func (c *choice) addDelta(b []byte, i int) (ok bool) {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -96,9 +98,9 @@ func (c *choice) addDelta(b []byte, i int) (ok bool) {
 	return o.Pos > 0 // after the loop, Pos is the end of the object, or -1 if it is malformed
 }
 
-// addLogprobs joins the arrays in the logprobs at i in b to those of earlier events; ok is false if they cannot be read. The arrays are
-// content and refusal for chat, and tokens, token_logprobs, top_logprobs and text_offset for completions. Of other members the last value
-// stays.
+// addLogprobs joins the arrays in the logprobs at i in b to those of earlier events; ok is false if
+// they cannot be read. The arrays are content and refusal for chat, and tokens, token_logprobs,
+// top_logprobs and text_offset for completions. Of other members the last value stays.
 func (c *choice) addLogprobs(b []byte, i int) (ok bool) {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -169,8 +171,8 @@ func (c *choice) appendMessage(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// hasNonContent says whether the message has anything besides content, so that an empty content becomes null: a tool call, a refusal or
-// reasoning.
+// hasNonContent says whether the message has anything besides content, so that an empty content
+// becomes null: a tool call, a refusal or reasoning.
 func (c *choice) hasNonContent() bool {
 	return len(c.tools) > 0 || len(c.function) > 0 || slices.ContainsFunc(c.message, func(f field) bool {
 		isOther := f.key != "role" && f.key != "content"
@@ -197,10 +199,11 @@ func (cs *calls) add(b []byte, i int) (ok bool) {
 	return list.Pos > 0
 }
 
-// addOne adds the delta of one tool call, at i in b, and returns where it ends; -1: it cannot be read. index is its position in the list,
-// which is used if the delta has no index of its own.
+// addOne adds the delta of one tool call, at i in b, and returns where it ends; -1: it cannot be
+// read. index is its position in the list, which is used if the delta has no index of its own.
 func (cs *calls) addOne(b []byte, i, index int) (end int) {
-	// The delta is read twice, because its index may come after other members, and says to which tool call they belong.
+	// The delta is read twice, because its index may come after other members, and says to which tool
+	// call they belong.
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
 		if n, ok := rawjson.Int(b, o.Val, o.Pos); ok && string(o.Key) == "index" {
@@ -241,8 +244,8 @@ func (cs *calls) call(index int) *call {
 	return (*cs)[i]
 }
 
-// addFunction adds the function at i in b to fn: it keeps the first name and joins the arguments. Of other members the last value stays. ok
-// is false if the function cannot be read.
+// addFunction adds the function at i in b to fn: it keeps the first name and joins the arguments.
+// Of other members the last value stays. ok is false if the function cannot be read.
 func addFunction(fn *fields, b []byte, i int) (ok bool) {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -259,7 +262,8 @@ func addFunction(fn *fields, b []byte, i int) (ok bool) {
 	return o.Pos > 0 // after the loop, Pos is the end of the object, or -1 if it is malformed
 }
 
-// appendJSON appends the tool calls as the list tool_calls of a message, without the index that they have in a stream.
+// appendJSON appends the tool calls as the list tool_calls of a message, without the index that
+// they have in a stream.
 func (cs calls) appendJSON(dst []byte) []byte {
 	dst = append(dst, '[')
 	for i, c := range cs {

@@ -28,7 +28,8 @@ func dispatches(stream string) (events int, err error) {
 	return events, nil
 }
 
-// Comments of engines reach clients without the blank line behind them: some clients take it for the end of an event.
+// Comments of engines reach clients without the blank line behind them: some clients take it for
+// the end of an event.
 func TestCommentsEndNoEvent(t *testing.T) {
 	chat := func(finish string) string {
 		return fmt.Sprintf(`data: {"id":"1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":%s}]}`+"\n\n", finish)

@@ -10,7 +10,8 @@ import (
 // BlankLine ends an event, even one that was cut off in the middle of a line.
 const BlankLine = "\n\n"
 
-// Done is the last event of a stream of OpenAI's API. It says that the stream is complete, or that an error event came before it.
+// Done is the last event of a stream of OpenAI's API. It says that the stream is complete, or that
+// an error event came before it.
 const Done = "data: [DONE]\n\n"
 
 // Usage has the token counts of one answer.
@@ -19,8 +20,9 @@ type Usage struct {
 	Cached                    int // prompt tokens that prefill found in its prefix cache; -1: not known
 }
 
-// UsageEvent appends the event that has no choices and carries a stream's usage. It is for a stream that evenkeel
-// puts together itself. details are the counts of prompt_tokens_details; its cached_tokens is ignored, because u.Cached has it.
+// UsageEvent appends the event that has no choices and carries a stream's usage. It is for a stream
+// that evenkeel puts together itself. details are the counts of prompt_tokens_details; its
+// cached_tokens is ignored, because u.Cached has it.
 func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage, details map[string]int) []byte {
 	dst = rawjson.AppendString(append(dst, `data: {"id":`...), id)
 	if chat {
@@ -34,8 +36,8 @@ func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage, detail
 	return append(u.appendJSON(dst, details), "}\n\n"...)
 }
 
-// appendJSON appends the usage as an object. Its prompt_tokens_details have u.Cached, if it is known, and the counts in details except
-// cached_tokens; without any count they are left out.
+// appendJSON appends the usage as an object. Its prompt_tokens_details have u.Cached, if it is
+// known, and the counts in details except cached_tokens; without any count they are left out.
 func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 	dst = append(dst, `{"prompt_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(u.Prompt), 10)
@@ -65,8 +67,9 @@ func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 	return append(dst, '}')
 }
 
-// ErrorEvent appends the event that tells a client that its stream failed after it began. typ and code are the error's type and code as
-// OpenAI's API names them; an empty code becomes null. The caller must append Done after it.
+// ErrorEvent appends the event that tells a client that its stream failed after it began. typ and
+// code are the error's type and code as OpenAI's API names them; an empty code becomes null. The
+// caller must append Done after it.
 func ErrorEvent(dst []byte, message, typ, code string) []byte {
 	dst = rawjson.AppendString(append(dst, `data: {"error":{"message":`...), message)
 	dst = rawjson.AppendString(append(dst, `,"type":`...), typ)

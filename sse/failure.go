@@ -55,12 +55,14 @@ type errorFields struct {
 	Code    json.RawMessage `json:"code"` // a number; vLLM's Rust front end sends a name
 }
 
-// statusClientGone is the status with which proxies log that a client disconnected. In an engine's answer, this client is evenkeel.
-// evenkeel's own client is still there and must get a real error status.
+// statusClientGone is the status with which proxies log that a client disconnected. In an engine's
+// answer, this client is evenkeel. evenkeel's own client is still there and must get a real error
+// status.
 const statusClientGone = 499
 
-// errorCode returns the error's code as text, and the HTTP status for the client. raw is the code: a number, a name or nothing. If it is no
-// error status, the name in typ or in the code decides the status, which is 500 if the name is unknown.
+// errorCode returns the error's code as text, and the HTTP status for the client. raw is the code:
+// a number, a name or nothing. If it is no error status, the name in typ or in the code decides the
+// status, which is 500 if the name is unknown.
 func errorCode(raw json.RawMessage, typ string) (code string, status int) {
 	if json.Unmarshal(raw, &code) != nil && !rawjson.IsNull(raw) { // raw is no string: a number, or empty
 		code = string(raw)

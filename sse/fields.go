@@ -6,7 +6,8 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// fields is a JSON object under construction. Its members are in the order in which they first came, each value in its own buffer.
+// fields is a JSON object under construction. Its members are in the order in which they first
+// came, each value in its own buffer.
 type fields []field
 
 // field is one member of such an object.
@@ -15,7 +16,8 @@ type field struct {
 	val []byte
 }
 
-// find returns the member with a key; nil: there is none. The pointer is valid until another member is appended.
+// find returns the member with a key; nil: there is none. The pointer is valid until another member
+// is appended.
 func (fs fields) find(key []byte) *field {
 	for i := range fs {
 		if fs[i].key == string(key) {
@@ -35,7 +37,8 @@ func (fs *fields) keepFirst(key, val []byte) {
 	}
 }
 
-// keepLast sets a member to val, so that the last value that came stays. It ignores null if the member exists.
+// keepLast sets a member to val, so that the last value that came stays. It ignores null if the
+// member exists.
 func (fs *fields) keepLast(key, val []byte) {
 	switch f := fs.find(key); {
 	case f == nil:
@@ -45,8 +48,9 @@ func (fs *fields) keepLast(key, val []byte) {
 	}
 }
 
-// appendTo appends val to the member: a string to a string, and an array to an array. Of other values it keeps the last.
-// Strings are joined in their escaped form, because two events may each have one half of a \u surrogate pair.
+// appendTo appends val to the member: a string to a string, and an array to an array. Of other
+// values it keeps the last. Strings are joined in their escaped form, because two events may each
+// have one half of a \u surrogate pair.
 func (fs *fields) appendTo(key, val []byte) {
 	f := fs.find(key)
 	if f == nil {
@@ -67,8 +71,9 @@ func (fs *fields) appendTo(key, val []byte) {
 	}
 }
 
-// merge adds a value of a member whose meaning evenkeel does not know. It joins lists, and the members of objects.
-// Of other values it keeps the last. It ignores a value that equals the one so far.
+// merge adds a value of a member whose meaning evenkeel does not know. It joins lists, and the
+// members of objects. Of other values it keeps the last. It ignores a value that equals the one so
+// far.
 func (fs *fields) merge(key, val []byte) {
 	f := fs.find(key)
 	switch {
@@ -111,7 +116,8 @@ func joinArrays(a, b []byte) []byte {
 	}
 }
 
-// joinObjects returns object a with the members of object b. If both have a member, b's value is used, unless it is null.
+// joinObjects returns object a with the members of object b. If both have a member, b's value is
+// used, unless it is null.
 func joinObjects(a, b []byte) []byte {
 	var all fields
 	for _, from := range [][]byte{a, b} {

@@ -416,7 +416,8 @@ func BenchmarkFramerAlone(b *testing.B) {
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
 }
 
-// BenchmarkFramerLineEnds is a read of short lines: those that end in CR must cost about as much as those that end in LF.
+// BenchmarkFramerLineEnds is a read of short lines: those that end in CR must cost about as much as
+// those that end in LF.
 func BenchmarkFramerLineEnds(b *testing.B) {
 	for name, line := range map[string]string{"LF": "a\n", "CR": "a\r"} {
 		b.Run(name, func(b *testing.B) {
@@ -540,7 +541,8 @@ func TestAUsageOnTheLastChunkIsOwed(t *testing.T) {
 	}
 }
 
-// Source: vLLM 0.33, request_finished in nixl/pull_scheduler.py, and the streams of entrypoints/openai.
+// Source: vLLM 0.33, request_finished in nixl/pull_scheduler.py, and the streams of
+// entrypoints/openai.
 func TestWhatAnEngineKeepsIsSeenAtTheEnd(t *testing.T) {
 	for _, row := range []struct {
 		name, event string
@@ -573,8 +575,8 @@ func TestWhatAnEngineKeepsIsSeenAtTheEnd(t *testing.T) {
 	}
 }
 
-// An event that is too large is not read, so that its id and its index stay as the engine wrote them: for one of several answers, a
-// client would take it for a part of another answer.
+// An event that is too large is not read, so that its id and its index stay as the engine wrote
+// them: for one of several answers, a client would take it for a part of another answer.
 func TestALargeEventOfOneOfSeveralAnswersIsRefused(t *testing.T) {
 	for form, event := range map[Form]string{
 		Chunks:    `{"id":"e","choices":[{"index":0,"delta":{"content":"` + strings.Repeat("a", 100) + `"}}]}`,

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a client gets before its first event is whole lines, which tell of nothing. An error behind them is an event of its endpoint,
-// and the last one.
+// What a client gets before its first event is whole lines, which tell of nothing. An error behind
+// them is an event of its endpoint, and the last one.
 func TestWhatComesBeforeAnEvent(t *testing.T) {
 	for path, want := range map[string]string{
 		"/v1/chat/completions": "data: {\"error\":{\"message\":\"no engine\",\"type\":\"server_error\",\"param\":null,\"code\":\"prefill_unavailable\"}}\n\ndata: [DONE]\n\n",
@@ -29,8 +29,8 @@ func TestWhatComesBeforeAnEvent(t *testing.T) {
 	}
 }
 
-// An answer that is passed on as it came may be anything. Its end is the end of the body, or [DONE]; an error among its members ends it
-// with an error of ours.
+// An answer that is passed on as it came may be anything. Its end is the end of the body, or
+// [DONE]; an error among its members ends it with an error of ours.
 func TestAnAnswerIsPassedOnAsItCame(t *testing.T) {
 	const one, done = "id: 7\r\ndata: {\"x\": 1}\r\n\r\n", "data:[DONE]\n\n"
 	for _, row := range []struct {
@@ -72,8 +72,8 @@ func TestAnAnswerIsPassedOnAsItCame(t *testing.T) {
 	}
 }
 
-// An event that is passed on goes out as it came, whatever an engine writes into it, and encoding/json agrees on which one says that the
-// engine has failed.
+// An event that is passed on goes out as it came, whatever an engine writes into it, and
+// encoding/json agrees on which one says that the engine has failed.
 func FuzzVerbatim(f *testing.F) {
 	for _, seed := range []string{
 		`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, `{"usage":{"prompt_tokens":-1,"completion_tokens":1e99}}`, `{"usage":[7]}`, `{"usage":`,

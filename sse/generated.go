@@ -6,12 +6,14 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// The answers of POST /generate: SGLang 0.5.23, _handle_batch_output in managers/tokenizer_manager.py. Each event has all of the
-// answer so far, or only the new part if the engine runs with --incremental-streaming-output. meta_info has the token counts, the
-// id and the finish_reason. If the request has a list of prompts, each event has the index of its prompt.
+// The answers of POST /generate: SGLang 0.5.23, _handle_batch_output in
+// managers/tokenizer_manager.py. Each event has all of the answer so far, or only the new part if
+// the engine runs with --incremental-streaming-output. meta_info has the token counts, the id and
+// the finish_reason. If the request has a list of prompts, each event has the index of its prompt.
 
-// readGenerated reads an event of /generate, or an answer in one piece. It does not use Options.Cached, the second argument of all such
-// functions, because the cached tokens in such an event stay as they are.
+// readGenerated reads an event of /generate, or an answer in one piece. It does not use
+// Options.Cached, the second argument of all such functions, because the cached tokens in such an
+// event stay as they are.
 func readGenerated(b []byte, _ int) (s formFacts) {
 	s.errorText = b // used only if the event turns out to be an error
 	at := rawjson.Space(b, 0)
@@ -62,8 +64,8 @@ func (s *formFacts) readMeta(o rawjson.Object) {
 	s.usage = u
 }
 
-// readEnd reads a finish_reason. If its type is abort, it has a message and the HTTP status of the error, which readEnd stores in
-// errorText.
+// readEnd reads a finish_reason. If its type is abort, it has a message and the HTTP status of the
+// error, which readEnd stores in errorText.
 func (s *formFacts) readEnd(o rawjson.Object) {
 	message, status := `""`, "500"
 	for o.NextValue() {
@@ -85,13 +87,15 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 	}
 }
 
-// adaptGenerated decides whether an event that readGenerated has read failed, and adds the edits that the client's copy needs: the client's
-// id, the index of its prompt in a stream, and the answer so far of earlier engines. If the event cannot be joined to those of an earlier
-// engine, it sets fault.
+// adaptGenerated decides whether an event that readGenerated has read failed, and adds the edits
+// that the client's copy needs: the client's id, the index of its prompt in a stream, and the
+// answer so far of earlier engines. If the event cannot be joined to those of an earlier engine, it
+// sets fault.
 func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 	if s.finishReason == "abort" && (f.options.Aborted == nil || mayAcceptAbort(f)) {
-		// SGLang gives each abort of its own, as for a failed transfer of KV, the status of an error. The others were asked for
-		// (0.5.23, FINISH_ABORT in managers/schedule_batch.py, _handle_abort_req in managers/tokenizer_manager.py).
+		// SGLang gives each abort of its own, as for a failed transfer of KV, the status of an error. The
+		// others were asked for (0.5.23, FINISH_ABORT in managers/schedule_batch.py, _handle_abort_req in
+		// managers/tokenizer_manager.py).
 		wasAskedFor := f.options.Aborted != nil && !s.abortHasStatus
 		s.aborted, s.failed = wasAskedFor, s.failed || !wasAskedFor
 	}
@@ -108,7 +112,8 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 	}
 }
 
-// addIndex adds the edit that appends the member index to the event, whose data is data: the index of the prompt in the client's request.
+// addIndex adds the edit that appends the member index to the event, whose data is data: the index
+// of the prompt in the client's request.
 func (s *formFacts) addIndex(promptIndex int, data []byte) {
 	comma := ","
 	open := rawjson.Space(data, 0) // the offset of the object's opening brace
@@ -118,9 +123,10 @@ func (s *formFacts) addIndex(promptIndex int, data []byte) {
 	s.edits = append(s.edits, edit{from: s.endAt, to: s.endAt, replacement: comma + `"index":` + strconv.Itoa(promptIndex)})
 }
 
-// joinGenerated adds the edits that join an event of the engine that continues an answer to the last event of the engines before. Some
-// engines send all of the answer so far in each event (Cumulative), others only its new part (Delta). If this engine and those before it
-// differ in this, or if an event of a cumulative stream lacks ids, joinGenerated sets fault instead.
+// joinGenerated adds the edits that join an event of the engine that continues an answer to the
+// last event of the engines before. Some engines send all of the answer so far in each event
+// (Cumulative), others only its new part (Delta). If this engine and those before it differ in
+// this, or if an event of a cumulative stream lacks ids, joinGenerated sets fault instead.
 func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	if !growsAsBefore(f, s, data) {
 		s.fault = ErrOtherGrowth
@@ -131,9 +137,10 @@ func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	s.sortEdits() // adaptGenerated may have added the member index, at the object's end, before these edits inside the object
 }
 
-// growsAsBefore says whether an event can be joined to those of earlier engines: it has all of the answer so far if theirs had, or only the
-// new part if theirs had only this. The numbers of token ids show which of both it has. The first event with tokens looks the same in both
-// ways, so it does not show this.
+// growsAsBefore says whether an event can be joined to those of earlier engines: it has all of the
+// answer so far if theirs had, or only the new part if theirs had only this. The numbers of token
+// ids show which of both it has. The first event with tokens looks the same in both ways, so it
+// does not show this.
 func growsAsBefore(f *Filter, s *formFacts, data []byte) bool {
 	growthBefore := f.options.Continuation.Grows
 	earlierIDs := 0 // token ids in earlier events of this engine
@@ -144,13 +151,15 @@ func growsAsBefore(f *Filter, s *formFacts, data []byte) bool {
 	allTokens := s.usage.Completion                         // tokens of this engine so far, by its own count
 	growth, _ := growthOf(listedIDs, allTokens, earlierIDs) // GrowthUnknown if earlierIDs is 0
 	otherGrowth := growth != GrowthUnknown && growth != growthBefore
-	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list would lack them, too.
+	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list
+	// would lack them, too.
 	lacksIDs := growthBefore == Cumulative && listedIDs != allTokens
 	return !otherGrowth && !lacksIDs
 }
 
-// GeneratedEnding appends the end of a stream of /generate that no engine ends. finish is the finish_reason. A caller gives abort only for
-// an answer that its client has aborted before the first token. One event that says so then comes before [DONE], as SGLang sends it
+// GeneratedEnding appends the end of a stream of /generate that no engine ends. finish is the
+// finish_reason. A caller gives abort only for an answer that its client has aborted before the
+// first token. One event that says so then comes before [DONE], as SGLang sends it
 // (_handle_abort_req in managers/tokenizer_manager.py).
 func GeneratedEnding(dst []byte, finish string, u Usage) []byte {
 	if finish == "abort" {

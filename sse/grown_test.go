@@ -116,7 +116,8 @@ func TestWhatIsJoinedIsWhatOneEngineSends(t *testing.T) {
 	})
 }
 
-// Each part of an answer is told with the weights that made it, also if an engine tells them at the end only.
+// Each part of an answer is told with the weights that made it, also if an engine tells them at the
+// end only.
 func TestEachPartHasTheWeightsThatMadeIt(t *testing.T) {
 	sofar, got := &Transcript{}, ""
 	for i, version := range []string{"a", "b", "b", "c"} {
@@ -137,7 +138,8 @@ func TestEachPartHasTheWeightsThatMadeIt(t *testing.T) {
 	require.Contains(t, got, `"weight_versions":[{"version":"a","start":0,"end":2},{"version":"b","start":2,"end":6},{"version":"c","start":6,"end":8}]`)
 }
 
-// Only its end tells which weights an engine has had. The end may be an abort, after which another engine goes on.
+// Only its end tells which weights an engine has had. The end may be an abort, after which another
+// engine goes on.
 func TestWeightsAreToldByAnAbort(t *testing.T) {
 	const event = `{"output_ids":[%s],"meta_info":{"id":"x","finish_reason":%s,"completion_tokens":%d,"weight_version":"b"%s}}`
 	kept, sofar := &Transcript{}, &Transcript{}
@@ -176,7 +178,8 @@ func TestEventsThatDoNotFitAreNotJoined(t *testing.T) {
 	}
 }
 
-// Spans that are no JSON are left out, in the answer of the engine before as in that of the next one.
+// Spans that are no JSON are left out, in the answer of the engine before as in that of the next
+// one.
 func TestSpansOfWeightsThatAreNoJSON(t *testing.T) {
 	const whole, torn = `[{"version":"a","start":0,"end":1}]`, `[{"version":"b","start":1,"end":2},,]`
 	for _, spans := range [][2]string{{whole, torn}, {torn, whole}, {`[,]`, `[}`}} {

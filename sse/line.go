@@ -2,7 +2,8 @@ package sse
 
 import "bytes"
 
-// dataLine returns the value of a data line: the bytes after the colon and one optional space. ok is false for another line.
+// dataLine returns the value of a data line: the bytes after the colon and one optional space. ok
+// is false for another line.
 func dataLine(line []byte) (value []byte, ok bool) {
 	if !bytes.HasPrefix(line, []byte("data")) {
 		return nil, false
@@ -21,7 +22,8 @@ func dataLine(line []byte) (value []byte, ok bool) {
 	return value, true
 }
 
-// cutLine splits off the first line of a complete event. The line end between line and rest, an LF, CRLF or CR, is in neither of them.
+// cutLine splits off the first line of a complete event. The line end between line and rest, an LF,
+// CRLF or CR, is in neither of them.
 func cutLine(b []byte) (line, rest []byte) {
 	i := bytes.IndexAny(b, "\r\n")
 	switch {
@@ -34,7 +36,8 @@ func cutLine(b []byte) (line, rest []byte) {
 	}
 }
 
-// appendDataLines appends the values of an event's data lines, joined by \n. raw is the whole event.
+// appendDataLines appends the values of an event's data lines, joined by \n. raw is the whole
+// event.
 func appendDataLines(dst, raw []byte) []byte {
 	for first := true; len(raw) > 0; {
 		var line []byte
@@ -63,8 +66,9 @@ func appendOtherLines(dst, raw []byte) []byte {
 	return dst
 }
 
-// AppendComments appends the comments of an event without data, each with an LF. The rest of it is left out, above all
-// the blank line: openai-go before 3.43 takes it for the end of an event, and fails because there is no data.
+// AppendComments appends the comments of an event without data, each with an LF. The rest of it is
+// left out, above all the blank line: openai-go before 3.43 takes it for the end of an event, and
+// fails because there is no data.
 func AppendComments(dst []byte, e Event) []byte {
 	for raw := e.Raw; len(raw) > 0; {
 		var line []byte

@@ -9,14 +9,16 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Part is one answer of a fan-out: a client's request that evenkeel split into several engine requests.
+// Part is one answer of a fan-out: a client's request that evenkeel split into several engine
+// requests.
 type Part struct {
 	JSON        []byte // the answer in one piece: a chat.completion or text_completion
 	PromptIndex int    // index of the prompt in the client's request that this answer is for
 }
 
-// MergeAnswers joins the answers of a fan-out. The choices are in the order of the parts and numbered anew.
-// Other members come from the first part that has them. The usage is the sum, in which each distinct prompt counts once.
+// MergeAnswers joins the answers of a fan-out. The choices are in the order of the parts and
+// numbered anew. Other members come from the first part that has them. The usage is the sum, in
+// which each distinct prompt counts once.
 func MergeAnswers(parts []Part) ([]byte, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("sse: merging the answers of a fan-out: there are none")
@@ -39,8 +41,8 @@ type merger struct {
 	usage      usageSum
 }
 
-// add takes in the next answer. Its choices get new indices, and its usage is added to the sum. Of its other members, only those that no
-// earlier answer had are used.
+// add takes in the next answer. Its choices get new indices, and its usage is added to the sum. Of
+// its other members, only those that no earlier answer had are used.
 func (m *merger) add(p Part) error {
 	b := p.JSON
 	hasChoices := false
@@ -80,7 +82,8 @@ func (m *merger) addChoices(b []byte, i int) (ok bool) {
 	return list.Pos > 0 // -1: the list, or a choice in it, could not be read
 }
 
-// addChoice copies the choice at i in b with its new index, and returns where it ends; -1: it is not an object that can be read.
+// addChoice copies the choice at i in b with its new index, and returns where it ends; -1: it is
+// not an object that can be read.
 func (m *merger) addChoice(b []byte, i int) (end int) {
 	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.count), 10)
 	o := rawjson.ObjectAt(b, i)
@@ -122,7 +125,8 @@ type usageSum struct {
 	prompts map[int]bool
 }
 
-// add adds the usage val of one answer. prompt is the index of its prompt, whose tokens count only with the first answer to it.
+// add adds the usage val of one answer. prompt is the index of its prompt, whose tokens count only
+// with the first answer to it.
 func (s *usageSum) add(val []byte, prompt int) error {
 	if rawjson.IsNull(val) { // the engine sent no usage
 		return nil

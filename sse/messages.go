@@ -7,16 +7,19 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// The events of Anthropic's API come in this order: message_start; content blocks, whose deltas carry text, thinking and the
-// arguments of tools; message_delta with the stop_reason and the usage; message_stop.
+// The events of Anthropic's API come in this order: message_start; content blocks, whose deltas
+// carry text, thinking and the arguments of tools; message_delta with the stop_reason and the
+// usage; message_stop.
 
 const messageStop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 
-// noReason is the error of an answer that the engine ended without a stop_reason, as vLLM ends an aborted answer.
+// noReason is the error of an answer that the engine ended without a stop_reason, as vLLM ends an
+// aborted answer.
 const noReason = `{"error":"the decode engine ended the answer without a stop_reason"}`
 
-// readMessage reads an event of /v1/messages, or an answer in one piece, and collects in s.edits how the client's copy must differ. cached
-// is Options.Cached: the number of cached prompt tokens that the client is to see, unknownCached, or OwnCached for the engine's own number.
+// readMessage reads an event of /v1/messages, or an answer in one piece, and collects in s.edits
+// how the client's copy must differ. cached is Options.Cached: the number of cached prompt tokens
+// that the client is to see, unknownCached, or OwnCached for the engine's own number.
 func readMessage(b []byte, cached int) (s formFacts) {
 	var kind string
 	s.errorText = b // used only if the event turns out to be an error
@@ -43,8 +46,8 @@ func readMessage(b []byte, cached int) (s formFacts) {
 	if s.readable = isWhole(&o); s.readable { // otherwise what was read is not used
 		s.noteMessageKind(kind)
 		if kind == "message" { // an answer in one piece: b itself is the message
-			// The loop has added the edits of its usage already. appendEdited skips the second ones, because their place is
-			// replaced by then.
+			// The loop has added the edits of its usage already. appendEdited skips the second ones, because
+			// their place is replaced by then.
 			s.readAnswer(rawjson.ObjectAt(b, at), cached)
 		}
 	}
@@ -52,7 +55,8 @@ func readMessage(b []byte, cached int) (s formFacts) {
 	return s
 }
 
-// noteMessageKind stores what the type of an event, kind, says of it. The stop_reason of the event was read before.
+// noteMessageKind stores what the type of an event, kind, says of it. The stop_reason of the event
+// was read before.
 func (s *formFacts) noteMessageKind(kind string) {
 	switch kind {
 	case "error":
@@ -71,8 +75,9 @@ func (s *formFacts) noteMessageKind(kind string) {
 	}
 }
 
-// readAnswer reads a message: its stop_reason and its usage. It adds edits for the members that clients must not get, and for the counts of
-// cached tokens. cached is the number of cached prompt tokens that the client is to see; negative: unknownCached or OwnCached.
+// readAnswer reads a message: its stop_reason and its usage. It adds edits for the members that
+// clients must not get, and for the counts of cached tokens. cached is the number of cached prompt
+// tokens that the client is to see; negative: unknownCached or OwnCached.
 func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
 	keptBefore := false // true once a member before the current one stays in the client's copy
 	for o.NextValue() {
@@ -103,7 +108,8 @@ func adaptMessage(f *Filter, s *formFacts, data []byte) {
 	s.sortEdits()
 }
 
-// readDelta reads the delta of an event: whether it has generated tokens, and the stop_reason if it has one.
+// readDelta reads the delta of an event: whether it has generated tokens, and the stop_reason if it
+// has one.
 func (s *formFacts) readDelta(o rawjson.Object) {
 	for o.NextValue() {
 		switch string(o.Key) {
@@ -118,7 +124,8 @@ func (s *formFacts) readDelta(o rawjson.Object) {
 	}
 }
 
-// readReason stores a stop_reason as the finish_reason, and whether a stop text of the request ended the answer.
+// readReason stores a stop_reason as the finish_reason, and whether a stop text of the request
+// ended the answer.
 func (s *formFacts) readReason(v []byte) {
 	s.finishReason, s.endedByStopText = stopReason(v), string(v) == `"stop_sequence"`
 }
@@ -136,8 +143,9 @@ func stopReason(v []byte) string {
 	return text(v)
 }
 
-// readMessageUsage reads a usage, the current member of an object, whose input_tokens do not include cached tokens. It adds edits that
-// show the client the number cached (see Options.Cached), because a decode engine counts the KV that it pulled as cached.
+// readMessageUsage reads a usage, the current member of an object, whose input_tokens do not
+// include cached tokens. It adds edits that show the client the number cached (see Options.Cached),
+// because a decode engine counts the KV that it pulled as cached.
 func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 	if usage.Text[usage.Val] != '{' { // such as null
 		return
@@ -171,8 +179,8 @@ func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 	s.edits = append(append(s.edits, inputEdits...), readEdits...)
 }
 
-// failedMessage appends the error event of /v1/messages. This event has no place for the other two arguments, the event number and the
-// code.
+// failedMessage appends the error event of /v1/messages. This event has no place for the other two
+// arguments, the event number and the code.
 func failedMessage(dst []byte, _ int, message, typ, _ string) []byte {
 	dst = rawjson.AppendString(append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":"...), typ)
 	return append(rawjson.AppendString(append(dst, `,"message":`...), message), "}}\n\n"...)

@@ -138,7 +138,8 @@ func TestAMessageThatIsNotWhole(t *testing.T) {
 	}
 }
 
-// An engine that ends its body behind the reason has said all, and the client waits for message_stop.
+// An engine that ends its body behind the reason has said all, and the client waits for
+// message_stop.
 func TestAMessageWithoutItsLastEventGetsIt(t *testing.T) {
 	out, end, a := message(messageStart+blockDelta+messageDelta, Options{Cached: OwnCached}, 1<<20)
 	require.Equal(t, Complete, end)
@@ -171,7 +172,8 @@ func TestPingsAndLargeEventsOfAMessage(t *testing.T) {
 	require.True(t, strings.HasPrefix(string(out), messageStart+large), "what waited for it stands before it")
 }
 
-// What a message begins with waits for its first token: an engine that fails before that has told the client nothing.
+// What a message begins with waits for its first token: an engine that fails before that has told
+// the client nothing.
 func TestWhatAMessageBeginsWithWaitsForItsFirstToken(t *testing.T) {
 	for _, row := range []struct{ held, first string }{
 		{messageStart, blockDelta},

@@ -114,7 +114,8 @@ func inPiecesOf(n int, body string) (pieces []string) {
 	return pieces
 }
 
-// TestRecordedStreamsAreRead holds the filter to what real engines sent, however the bytes were cut.
+// TestRecordedStreamsAreRead holds the filter to what real engines sent, however the bytes were
+// cut.
 func TestRecordedStreamsAreRead(t *testing.T) {
 	all := Options{Usage: true, ContinuousUsage: true, TokenIDs: true, Cached: OwnCached, Choice: -1}
 	for _, r := range streamed(t) {
@@ -209,8 +210,8 @@ var unequal = map[string]string{
 	"chat-tools-required-stream": "max_tokens cuts the call; vLLM sends pieces of it in a stream, and its markup as text in a whole answer",
 }
 
-// TestRecordedStreamsAssembleToTheWholeAnswer puts streams together and compares them with what the same engine answered to
-// the same request without a stream.
+// TestRecordedStreamsAssembleToTheWholeAnswer puts streams together and compares them with what the
+// same engine answered to the same request without a stream.
 func TestRecordedStreamsAssembleToTheWholeAnswer(t *testing.T) {
 	all, err := recording.All()
 	require.NoError(t, err)
@@ -250,7 +251,8 @@ func TestRecordedStreamsAssembleToTheWholeAnswer(t *testing.T) {
 	require.Greater(t, compared, 30)
 }
 
-// spoken are the choices and counts of an answer. Members that are null or empty are left out: a stream does not send them.
+// spoken are the choices and counts of an answer. Members that are null or empty are left out: a
+// stream does not send them.
 func spoken(t *testing.T, answer []byte) any {
 	var doc struct {
 		Object  string           `json:"object"`

@@ -6,9 +6,11 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// readResponse reads an event of /v1/responses, or an answer in one piece. Some events have a member response; an answer in one piece is
-// such a response itself. The first events only announce the answer (s.announces). s.edits says how the client's copy must differ. cached
-// is Options.Cached: the number of cached prompt tokens that the client is to see, unknownCached, or OwnCached for the engine's own number.
+// readResponse reads an event of /v1/responses, or an answer in one piece. Some events have a
+// member response; an answer in one piece is such a response itself. The first events only announce
+// the answer (s.announces). s.edits says how the client's copy must differ. cached is
+// Options.Cached: the number of cached prompt tokens that the client is to see, unknownCached, or
+// OwnCached for the engine's own number.
 func readResponse(b []byte, cached int) (s formFacts) {
 	var kind, object string
 	s.errorText = b // used only if the event turns out to be an error
@@ -48,8 +50,9 @@ func readResponse(b []byte, cached int) (s formFacts) {
 	return s
 }
 
-// readResponseObject reads a response: its status, error and usage. It adds edits for members that clients must not get, and for the
-// count of cached tokens in its usage. cached is the number that the client is to see there; negative: unknownCached or OwnCached.
+// readResponseObject reads a response: its status, error and usage. It adds edits for members that
+// clients must not get, and for the count of cached tokens in its usage. cached is the number that
+// the client is to see there; negative: unknownCached or OwnCached.
 func (s *formFacts) readResponseObject(o rawjson.Object, cached int) {
 	keptBefore := false // true once a member before the current one stays in the client's copy
 	for o.NextValue() {
@@ -81,8 +84,8 @@ func (s *formFacts) readResponseObject(o rawjson.Object, cached int) {
 	}
 }
 
-// readUsage reads the usage of a response. cached is the number of cached prompt tokens that the client is to see, unknownCached, or
-// OwnCached for the engine's own number.
+// readUsage reads the usage of a response. cached is the number of cached prompt tokens that the
+// client is to see, unknownCached, or OwnCached for the engine's own number.
 func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 	for o.NextValue() {
 		switch string(o.Key) {
@@ -100,8 +103,9 @@ func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 	}
 }
 
-// readInputDetails reads the counts of cached tokens in the details of a usage. Unless cached is OwnCached, it adds the edits that replace
-// them by cached. A list with a count for each turn becomes a list with this one number, because the prefill engine counts no turns.
+// readInputDetails reads the counts of cached tokens in the details of a usage. Unless cached is
+// OwnCached, it adds the edits that replace them by cached. A list with a count for each turn
+// becomes a list with this one number, because the prefill engine counts no turns.
 func (s *formFacts) readInputDetails(details rawjson.Object, cached int) {
 	replaces := cached != OwnCached
 	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known

@@ -43,7 +43,8 @@ func frames(t require.TestingT, stream string) []Event {
 	}
 }
 
-// relay runs a stream through a filter and returns what the client gets, and a verdict on each event.
+// relay runs a stream through a filter and returns what the client gets, and a verdict on each
+// event.
 func relay(f *Filter, events []Event) (client []byte, verdicts []string) {
 	for _, e := range events {
 		out, end := f.Event(e, nil)

@@ -7,9 +7,9 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// The answers of POST /inference/v1/generate resemble those of completions, with other member names (vLLM 0.32.0 and 0.33.0,
-// entrypoints/scale_out/token_in_token_out/protocol.py). Each choice has the ids of its tokens. It has text only if the member
-// output_mode is text.
+// The answers of POST /inference/v1/generate resemble those of completions, with other member names
+// (vLLM 0.32.0 and 0.33.0, entrypoints/scale_out/token_in_token_out/protocol.py). Each choice has
+// the ids of its tokens. It has text only if the member output_mode is text.
 
 // ByTokens makes the assembler build an answer of /inference/v1/generate. model and created are
 // arguments because the events of this endpoint do not have them.
@@ -20,7 +20,8 @@ func (a *Assembler) ByTokens(model string, created int64) *Assembler {
 	return a
 }
 
-// The members of an answer in one piece, in the order in which vLLM sends them. Events lack some of them.
+// The members of an answer in one piece, in the order in which vLLM sends them. Events lack some of
+// them.
 var (
 	tokensFirstKeys = []string{"request_id", "model", "created"}
 	tokensLastKeys  = []string{
@@ -43,8 +44,8 @@ func (fs fields) appendNamedOrNull(dst []byte, names []string) []byte {
 	return dst
 }
 
-// appendExcept appends all members but those that the caller has appended already; each list of written has names of such members. The
-// others stay in the order in which they came.
+// appendExcept appends all members but those that the caller has appended already; each list of
+// written has names of such members. The others stay in the order in which they came.
 func (fs fields) appendExcept(dst []byte, written ...[]string) []byte {
 	for _, f := range fs {
 		if !slices.ContainsFunc(written, func(names []string) bool { return slices.Contains(names, f.key) }) {
@@ -54,7 +55,8 @@ func (fs fields) appendExcept(dst []byte, written ...[]string) []byte {
 	return dst
 }
 
-// tokensJSON appends an answer of /inference/v1/generate in one piece. Members that no event had become null, as in vLLM's own answers.
+// tokensJSON appends an answer of /inference/v1/generate in one piece. Members that no event had
+// become null, as in vLLM's own answers.
 func (a *Assembler) tokensJSON(dst []byte) []byte {
 	dst = a.topMembers.appendNamedOrNull(append(dst, '{'), tokensFirstKeys)
 	dst = appendKey(dst, "usage")
@@ -74,7 +76,8 @@ func (a *Assembler) tokensJSON(dst []byte) []byte {
 	return append(dst, "]}"...)
 }
 
-// tokensJSON appends the choice as vLLM writes it in an answer of /inference/v1/generate in one piece.
+// tokensJSON appends the choice as vLLM writes it in an answer of /inference/v1/generate in one
+// piece.
 func (c *choice) tokensJSON(dst []byte) []byte {
 	dst = strconv.AppendInt(append(dst, `{"index":`...), int64(c.index), 10)
 	dst = appendKey(dst, "finish_reason")
@@ -94,8 +97,8 @@ func (c *choice) tokensJSON(dst []byte) []byte {
 	return append(c.logprobs.appendMembers(append(dst, '{')), "}}"...)
 }
 
-// TokensUsage appends the event that has no choices and carries the usage of a stream of /inference/v1/generate. mode is the stream's
-// output_mode, as a JSON string.
+// TokensUsage appends the event that has no choices and carries the usage of a stream of
+// /inference/v1/generate. mode is the stream's output_mode, as a JSON string.
 func TokensUsage(dst, id, mode []byte, u Usage, details map[string]int) []byte {
 	dst = rawjson.AppendString(append(dst, `data: {"request_id":`...), id)
 	dst = u.appendJSON(append(dst, `,"usage":`...), details)
@@ -103,8 +106,9 @@ func TokensUsage(dst, id, mode []byte, u Usage, details map[string]int) []byte {
 	return append(dst, ",\"choices\":[]}\n\n"...)
 }
 
-// TokensEnding appends a stream of /inference/v1/generate that has only the end of an answer: the finish_reason if it is not empty, the
-// usage and [DONE]. A caller uses it to end an answer that no engine needs to continue.
+// TokensEnding appends a stream of /inference/v1/generate that has only the end of an answer: the
+// finish_reason if it is not empty, the usage and [DONE]. A caller uses it to end an answer that no
+// engine needs to continue.
 func TokensEnding(dst []byte, h Head, finish string, u Usage) []byte {
 	mode := h.Mode
 	if mode == nil { // vLLM's default if a request names no output_mode

@@ -96,7 +96,8 @@ func TestAnAbortIsTheEndOfWhatItsClientHasAborted(t *testing.T) {
 	}
 }
 
-// However an aborted stream is cut, a client whose engine was told to end the answer gets what it would get after an abort of its own.
+// However an aborted stream is cut, a client whose engine was told to end the answer gets what it
+// would get after an abort of its own.
 func TestAnAbortIsAcceptedLater(t *testing.T) {
 	const ofGenerate = `data: {"text":"a","output_ids":[1],"meta_info":{"id":"x","finish_reason":null,"prompt_tokens":3,"completion_tokens":1,"cached_tokens":0}}
 
@@ -148,7 +149,8 @@ func TestSGLangAbortsWithAStatusWhatHasFailed(t *testing.T) {
 	}
 }
 
-// What an engine tells of its weights with an abort counts up to the last token that the client has of it.
+// What an engine tells of its weights with an abort counts up to the last token that the client has
+// of it.
 func TestSpansOfWeightsAreJoinedAcrossAnAbort(t *testing.T) {
 	// Of each first part the client gets one token. Those of the event with the abort are lost.
 	const first = `[{"version":"a","start":0,"end":1},{"version":"b","start":1,"end":3}]`

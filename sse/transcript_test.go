@@ -84,7 +84,8 @@ func TestASeamCannotBeSeen(t *testing.T) {
 	}
 }
 
-// Only one choice is asked for. The transcript has the text of one choice, so an answer with another choice cannot go on.
+// Only one choice is asked for. The transcript has the text of one choice, so an answer with
+// another choice cannot go on.
 func TestATrailOfSeveralChoicesMissesSome(t *testing.T) {
 	transcript := Transcript{KeepText: true}
 	one := `{"index":0,"delta":{"content":"x"},"token_ids":[1]}`
@@ -94,8 +95,8 @@ func TestATrailOfSeveralChoicesMissesSome(t *testing.T) {
 	require.True(t, transcript.Unread)
 }
 
-// The head of the first engine's events is written into each event of the next engine, so a head of megabytes would be written thousands of
-// times. An answer with such a head cannot go on.
+// The head of the first engine's events is written into each event of the next engine, so a head of
+// megabytes would be written thousands of times. An answer with such a head cannot go on.
 func TestAHeadThatIsTooLongIsNotKept(t *testing.T) {
 	for _, key := range []string{"id", "model", "system_fingerprint", "created"} {
 		for length, kept := range map[int]bool{1000: true, maxHead: false} {

@@ -1,4 +1,5 @@
-// Package claims has the rules of its folders: each is the program of a page, and each page is in the table of claims.
+// Package claims has the rules of its folders: each is the program of a page, and each page is in
+// the table of claims.
 package claims
 
 import (
@@ -62,7 +63,8 @@ func TestEvidenceIsTheTableOfClaims(t *testing.T) {
 
 var named = regexp.MustCompile("`make claim NAME=([a-z-]+)`")
 
-// Each page of results has a row, each folder here writes a page, and each command is one that there is.
+// Each page of results has a row, each folder here writes a page, and each command is one that
+// there is.
 func TestEachPageHasItsProgram(t *testing.T) {
 	claims := strings.Join(rows(t), "")
 	pages, err := filepath.Glob(results + "/*.md")

@@ -26,12 +26,13 @@ import (
 	"evenkeel/internal/race"
 )
 
-// arrow goes from a file to another one of its package that declares something which the first file uses: a function, a type, a
-// variable, a constant or a method. A method uses its receiver's type.
+// arrow goes from a file to another one of its package that declares something which the first file
+// uses: a function, a type, a variable, a constant or a method. A method uses its receiver's type.
 type arrow struct{ from, to string }
 
-// A reader of a package starts with its first file, and finds what that file uses below it. So the files of each package of the
-// product have an order in which at most one arrow goes back up, or fewer than a tenth of all.
+// A reader of a package starts with its first file, and finds what that file uses below it. So the
+// files of each package of the product have an order in which at most one arrow goes back up, or
+// fewer than a tenth of all.
 func TestFilesOfAPackageHaveAnOrder(t *testing.T) {
 	race.Alone(t)
 	for pkg, arrows := range arrowsOfProduct(t) {
@@ -68,8 +69,8 @@ func TestArrowsBackUpAreTheFewest(t *testing.T) {
 	}
 }
 
-// arrowsOfProduct are the arrows of each package of both modules but those of the first one below bench, with the names that each
-// arrow stands for.
+// arrowsOfProduct are the arrows of each package of both modules but those of the first one below
+// bench, with the names that each arrow stands for.
 func arrowsOfProduct(t *testing.T) map[string]map[arrow]map[string]bool {
 	t.Helper()
 	all := map[string]map[arrow]map[string]bool{}
@@ -166,8 +167,9 @@ func isMethod(obj types.Object) bool {
 	return ok && fn.Signature().Recv() != nil && !types.IsInterface(fn.Signature().Recv().Type())
 }
 
-// backUp are the arrows that go back up in the best order of the files that a search finds. The search starts from several orders,
-// always the same ones, and moves each file to where it is best until none moves.
+// backUp are the arrows that go back up in the best order of the files that a search finds. The
+// search starts from several orders, always the same ones, and moves each file to where it is best
+// until none moves.
 func backUp(arrows []arrow) (fewest []arrow) {
 	uses := map[arrow]bool{}
 	seen := map[string]bool{}
@@ -195,7 +197,8 @@ func backUp(arrows []arrow) (fewest []arrow) {
 	return fewest
 }
 
-// settleOrder moves each file once to where the fewest arrows go back, and says whether any has moved.
+// settleOrder moves each file once to where the fewest arrows go back, and says whether any has
+// moved.
 func settleOrder(order []string, uses map[arrow]bool) (moved bool) {
 	for _, file := range slices.Clone(order) {
 		i := slices.Index(order, file)

@@ -47,7 +47,8 @@ type checked struct {
 	cfg *config.Config
 }
 
-// problem is an error, with the place in the config file that causes it. Empty or 0: the error has no such place.
+// problem is an error, with the place in the config file that causes it. Empty or 0: the error has
+// no such place.
 type problem struct {
 	File   string `json:"file,omitempty"`
 	Line   int    `json:"line,omitempty"`
@@ -56,7 +57,8 @@ type problem struct {
 	Msg    string `json:"message"`
 }
 
-// Run checks the config and prints the result. It fails if serve would refuse the config, or if a probe or a case failed.
+// Run checks the config and prints the result. It fails if serve would refuse the config, or if a
+// probe or a case failed.
 func (c *checkCmd) Run(std streams) error {
 	found := checked{Config: c.Config, Errors: []problem{}, Findings: []selftest.Finding{}}
 	err := c.runChecks(&found)
@@ -96,7 +98,8 @@ func (found *checked) printText(out io.Writer) {
 	}
 }
 
-// engineCounts returns a text with the number of engines per role, without roles that have none, such as "2 aggregated engines".
+// engineCounts returns a text with the number of engines per role, without roles that have none,
+// such as "2 aggregated engines".
 func engineCounts(e *config.Engines) string {
 	switch prefill, decode, aggregated := len(e.Prefill), len(e.Decode), len(e.Aggregated); {
 	case aggregated == 0:
@@ -110,9 +113,9 @@ func engineCounts(e *config.Engines) string {
 	}
 }
 
-// groupsOf returns a text with the groups of a role and their numbers of ranks, if there are several groups. The text reveals a
-// misspelt name, because it makes a group of its own. An engine without a configured group is not in it: it is a group of its own,
-// named by the engine's address.
+// groupsOf returns a text with the groups of a role and their numbers of ranks, if there are
+// several groups. The text reveals a misspelt name, because it makes a group of its own. An engine
+// without a configured group is not in it: it is a group of its own, named by the engine's address.
 func groupsOf(role string, engines []config.Engine) string {
 	ranks := map[string]int{}
 	for _, e := range engines {
@@ -130,8 +133,9 @@ func groupsOf(role string, engines []config.Engine) string {
 	return fmt.Sprintf(", ranks of each %s group: %s", role, strings.Join(list, ", "))
 }
 
-// runChecks checks the config, and runs the further checks that flags ask for. It stores the results in found. It returns an error if serve
-// would refuse the config, or if one of the further checks cannot be made.
+// runChecks checks the config, and runs the further checks that flags ask for. It stores the
+// results in found. It returns an error if serve would refuse the config, or if one of the further
+// checks cannot be made.
 func (c *checkCmd) runChecks(found *checked) error {
 	var err error
 	if found.cfg, err = config.Load(c.Config); err != nil {
@@ -166,8 +170,9 @@ func (c *checkCmd) runChecks(found *checked) error {
 	return nil
 }
 
-// changesAfterReload returns what a reload with the config next would change in a proxy that runs with the config file running. The list is
-// never nil without an error, so that the JSON has a list even if nothing changes.
+// changesAfterReload returns what a reload with the config next would change in a proxy that runs
+// with the config file running. The list is never nil without an error, so that the JSON has a list
+// even if nothing changes.
 func changesAfterReload(running string, next *config.Config) ([]config.Change, error) {
 	cfg, err := config.Load(running)
 	if err != nil {
@@ -180,8 +185,8 @@ func changesAfterReload(running string, next *config.Config) ([]config.Change, e
 	return append([]config.Change{}, changes...), nil
 }
 
-// checkDiscoveryFiles reads the files of discovery that list engines. A problem with such a file is only a warning, because
-// serve starts without it.
+// checkDiscoveryFiles reads the files of discovery that list engines. A problem with such a file is
+// only a warning, because serve starts without it.
 func checkDiscoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	for _, path := range cfg.Discovery.Files {
 		text, err := os.ReadFile(path)
@@ -195,8 +200,8 @@ func checkDiscoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	return found
 }
 
-// problemsOf returns the parts of a joined error, each with its place in the config file if it has one. An error that is
-// not joined is a single problem.
+// problemsOf returns the parts of a joined error, each with its place in the config file if it has
+// one. An error that is not joined is a single problem.
 func problemsOf(err error) (list []problem) {
 	if err == nil {
 		return nil

@@ -190,7 +190,8 @@ func TestCheckLeavesNothingBehind(t *testing.T) {
 	require.Equal(t, "before\n", string(text))
 }
 
-// Every example that is shipped passes where the files are that it names: only their folders are others here.
+// Every example that is shipped passes where the files are that it names: only their folders are
+// others here.
 func TestCheckPassesEveryExample(t *testing.T) {
 	dir := t.TempDir()
 	authority := certtest.New(t)
@@ -221,7 +222,8 @@ clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}], users: [{name: u
 	}
 }
 
-// A package cannot know its engines. So its config has none that might be other people's machines, and is refused until it has some.
+// A package cannot know its engines. So its config has none that might be other people's machines,
+// and is refused until it has some.
 func TestThePackagesConfigNamesNoEngine(t *testing.T) {
 	text, err := os.ReadFile("../../configs/packages/evenkeel.yaml")
 	require.NoError(t, err)
@@ -234,7 +236,8 @@ func TestThePackagesConfigNamesNoEngine(t *testing.T) {
 	require.Contains(t, out, "ok, 1 prefill and 2 decode engines")
 }
 
-// A log may be a symlink to a file on another disk. A proxy creates that file, so check does not refuse the symlink.
+// A log may be a symlink to a file on another disk. A proxy creates that file, so check does not
+// refuse the symlink.
 func TestCheckTakesALogThatIsASymlinkToNoFile(t *testing.T) {
 	dir, disk := t.TempDir(), t.TempDir()
 	log, relative := filepath.Join(dir, "requests.jsonl"), filepath.Join(dir, "relative")

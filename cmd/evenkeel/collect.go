@@ -7,13 +7,15 @@ import (
 	"runtime/metrics"
 )
 
-// minGarbage is how much garbage, in bytes, the heap may always have before it is collected. A large heap may have more: a
-// quarter of its live data.
+// minGarbage is how much garbage, in bytes, the heap may always have before it is collected. A
+// large heap may have more: a quarter of its live data.
 const minGarbage = 16 << 20
 
-// startGCTuning makes the garbage collector run earlier on a large heap than Go's own rule, which lets the heap double. A running stream
-// allocates nothing, so under Go's rule the garbage of a burst of new streams would stay until these streams end. A small heap is collected
-// more rarely than under Go's rule, which makes requests cheaper. If the operator has set GOGC, startGCTuning changes nothing.
+// startGCTuning makes the garbage collector run earlier on a large heap than Go's own rule, which
+// lets the heap double. A running stream allocates nothing, so under Go's rule the garbage of a
+// burst of new streams would stay until these streams end. A small heap is collected more rarely
+// than under Go's rule, which makes requests cheaper. If the operator has set GOGC, startGCTuning
+// changes nothing.
 func startGCTuning() {
 	if os.Getenv("GOGC") == "" {
 		(&gcTuner{percent: 100}).adjustAfterEachGC()
@@ -25,8 +27,9 @@ type gcTuner struct {
 	percent int // the current GC percent, as debug.SetGCPercent defines it
 }
 
-// adjustAfterEachGC calls setGCPercent after each collection from now on. To notice collections, it makes an object that is garbage at
-// once. The next collection runs the object's cleanup, which makes another such object.
+// adjustAfterEachGC calls setGCPercent after each collection from now on. To notice collections, it
+// makes an object that is garbage at once. The next collection runs the object's cleanup, which
+// makes another such object.
 func (c *gcTuner) adjustAfterEachGC() {
 	runtime.AddCleanup(&struct{ _ *gcTuner }{}, func(c *gcTuner) {
 		c.setGCPercent()
@@ -45,9 +48,10 @@ func (c *gcTuner) setGCPercent() {
 	}
 }
 
-// garbagePercent returns how much garbage the heap may have, as a percentage of the live heap and the roots together, which is Go's
-// definition of the GC percent. live and roots are in bytes. The result is rounded to steps of 5, so that it rarely changes, because
-// setting it stops all goroutines for an instant.
+// garbagePercent returns how much garbage the heap may have, as a percentage of the live heap and
+// the roots together, which is Go's definition of the GC percent. live and roots are in bytes. The
+// result is rounded to steps of 5, so that it rarely changes, because setting it stops all
+// goroutines for an instant.
 func garbagePercent(live, roots uint64) int {
 	const step = 5
 	percent := 100 * max(minGarbage, live/4) / max(live+roots, minGarbage/4) // at most 400, for a heap that is almost empty

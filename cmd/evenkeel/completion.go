@@ -12,7 +12,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// completionCmd prints a script for a shell. The script completes command lines of evenkeel by running `evenkeel complete` (completeCmd).
+// completionCmd prints a script for a shell. The script completes command lines of evenkeel by
+// running `evenkeel complete` (completeCmd).
 type completionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"Write it for this shell: bash, zsh or fish."`
 }
@@ -32,8 +33,9 @@ func (c completionCmd) Run(std streams) error {
 	return err
 }
 
-// completionScripts has a script for each shell. A script runs `evenkeel complete` with the words up to the cursor, the unfinished word
-// last. `evenkeel complete` prints one possible word per line. The line :files means that names of files are possible, too.
+// completionScripts has a script for each shell. A script runs `evenkeel complete` with the words
+// up to the cursor, the unfinished word last. `evenkeel complete` prints one possible word per
+// line. The line :files means that names of files are possible, too.
 var completionScripts = map[string]string{
 	"bash": `_evenkeel() {
     local cur=${COMP_LINE:0:COMP_POINT} words word
@@ -83,13 +85,14 @@ complete -c evenkeel -f -a '(__evenkeel_complete)'
 `,
 }
 
-// completeCmd is the command that the scripts of completionScripts run. It prints the words that the unfinished word can
-// become, one per line.
+// completeCmd is the command that the scripts of completionScripts run. It prints the words that
+// the unfinished word can become, one per line.
 type completeCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" help:"Words of the command line after the program's name; the last is completed."`
 }
 
-// Run prints the words that the last word can become. The scripts write -- before the words, so that kong reads no flags from them.
+// Run prints the words that the last word can become. The scripts write -- before the words, so
+// that kong reads no flags from them.
 func (c completeCmd) Run(ctx *kong.Context, std streams) error {
 	words := c.Words
 	if len(words) > 0 && words[0] == "--" {
@@ -106,7 +109,8 @@ func (c completeCmd) Run(ctx *kong.Context, std streams) error {
 // completeFiles is the line that asks the shell to complete names of files.
 const completeFiles = ":files"
 
-// complete returns the words that the last of words, which is unfinished, can become. node describes evenkeel's command line.
+// complete returns the words that the last of words, which is unfinished, can become. node
+// describes evenkeel's command line.
 func complete(node *kong.Node, words []string) []string {
 	if len(words) == 0 {
 		words = []string{""}
@@ -125,8 +129,8 @@ func complete(node *kong.Node, words []string) []string {
 	}
 }
 
-// readFinished reads the finished words of a command line. It returns the node of the command that they name, and the flag whose value the
-// next word is; nil: there is none.
+// readFinished reads the finished words of a command line. It returns the node of the command that
+// they name, and the flag whose value the next word is; nil: there is none.
 func readFinished(node *kong.Node, finished []string) (command *kong.Node, awaiting *kong.Flag) {
 	for _, w := range finished {
 		switch {
@@ -155,8 +159,8 @@ func readFinished(node *kong.Node, finished []string) (command *kong.Node, await
 	return node, awaiting
 }
 
-// completionsFor returns the commands below a node that begin with unfinished or, if there is no such command, the values of the node's
-// argument.
+// completionsFor returns the commands below a node that begin with unfinished or, if there is no
+// such command, the values of the node's argument.
 func completionsFor(at *kong.Node, unfinished string) []string {
 	var list []string
 	for _, c := range at.Children {
@@ -174,7 +178,8 @@ func completionsFor(at *kong.Node, unfinished string) []string {
 	return []string{completeFiles} // an argument without a list of values is the name of a file
 }
 
-// subcommandOf returns the command with this name or alias directly below a node; nil: there is none.
+// subcommandOf returns the command with this name or alias directly below a node; nil: there is
+// none.
 func subcommandOf(at *kong.Node, name string) *kong.Node {
 	for _, c := range at.Children {
 		if c.Name == name || slices.Contains(c.Aliases, name) {
@@ -184,8 +189,8 @@ func subcommandOf(at *kong.Node, name string) *kong.Node {
 	return nil
 }
 
-// findFlag returns the flag of a node that a word such as --name or -n stands for; nil: there is none. A node with a default command also
-// has the flags of that command.
+// findFlag returns the flag of a node that a word such as --name or -n stands for; nil: there is
+// none. A node with a default command also has the flags of that command.
 func findFlag(at *kong.Node, word string) *kong.Flag {
 	for _, group := range at.AllFlags(false) {
 		for _, f := range group {
@@ -202,7 +207,8 @@ func findFlag(at *kong.Node, word string) *kong.Flag {
 	return nil
 }
 
-// flagNames returns the flags of a node as words of a command line, including the --no- form of flags that have one.
+// flagNames returns the flags of a node as words of a command line, including the --no- form of
+// flags that have one.
 func flagNames(at *kong.Node) (names []string) {
 	if at.DefaultCmd != nil { // flags behind the node belong to its default command
 		at = at.DefaultCmd
@@ -220,7 +226,8 @@ func flagNames(at *kong.Node) (names []string) {
 	return names
 }
 
-// valuesOf returns the values of a flag that begin with unfinished, if evenkeel can list its values.
+// valuesOf returns the values of a flag that begin with unfinished, if evenkeel can list its
+// values.
 func valuesOf(f *kong.Flag, unfinished string) []string {
 	if f == nil { // the flag is unknown
 		return nil
@@ -259,7 +266,8 @@ func withPrefix(prefix string, list []string) (matching []string) {
 	return matching
 }
 
-// prependToAll puts a prefix before every word of a list, except completeFiles, which must stay as it is for the shell.
+// prependToAll puts a prefix before every word of a list, except completeFiles, which must stay as
+// it is for the shell.
 func prependToAll(prefix string, list []string) []string {
 	for i, s := range list {
 		if s != completeFiles {

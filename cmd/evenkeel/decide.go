@@ -17,7 +17,8 @@ type decideCmd struct {
 	JSON     bool   `name:"json" help:"Print one JSON document."`
 }
 
-// Run makes the decisions of the one round in --snapshot. It prints which request goes to which rank, and why the other requests wait.
+// Run makes the decisions of the one round in --snapshot. It prints which request goes to which
+// rank, and why the other requests wait.
 func (c *decideCmd) Run(std streams) error {
 	var data []byte
 	var err error

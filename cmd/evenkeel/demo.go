@@ -26,8 +26,9 @@ import (
 	"evenkeel/predictor"
 )
 
-// demoCmd compares policies on a real trace. For each policy, it runs new reference engines, a new proxy and a new load in this process.
-// They talk HTTP over loopback. With --aggregated, the engines both prefill and decode: see demo_aggregated.go.
+// demoCmd compares policies on a real trace. For each policy, it runs new reference engines, a new
+// proxy and a new load in this process. They talk HTTP over loopback. With --aggregated, the
+// engines both prefill and decode: see demo_aggregated.go.
 type demoCmd struct {
 	Trace    string `placeholder:"FILE" help:"Send the requests of a trace: CSV or JSON lines, gzipped or not (default: Azure's conversation trace of 2023; docs/traces.md has the columns)."`
 	Requests int    `default:"640" placeholder:"N" help:"Send this many requests for each policy (default: ${default})."`
@@ -60,7 +61,8 @@ type demoPolicy struct {
 	spec string // the policy with all settings with which it runs
 }
 
-// Run runs the demo. It fails if any stream was wrong or broken, or if the user interrupts the demo.
+// Run runs the demo. It fails if any stream was wrong or broken, or if the user interrupts the
+// demo.
 func (c *demoCmd) Run(std streams, k *kong.Context) error {
 	if c.Law == lawList {
 		return listLaws(std, k)
@@ -74,8 +76,8 @@ func (c *demoCmd) Run(std streams, k *kong.Context) error {
 	return c.run(ctx, std)
 }
 
-// run sends the load under each policy, writes the report and prints the result. It fails if the user interrupts the demo, if a stream is
-// wrong, or if the audit of a trial finds an error.
+// run sends the load under each policy, writes the report and prints the result. It fails if the
+// user interrupts the demo, if a stream is wrong, or if the audit of a trial finds an error.
 func (c *demoCmd) run(ctx context.Context, std streams) error {
 	policies, err := c.checkFlags()
 	if err != nil {
@@ -125,7 +127,8 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	return nil
 }
 
-// announce prints what the demo will run, and a warning if nothing can be measured. source is the name of the trace.
+// announce prints what the demo will run, and a warning if nothing can be measured. source is the
+// name of the trace.
 func (c *demoCmd) announce(w io.Writer, source string) {
 	ranks := fmt.Sprintf("%d prefill engines, %d decode ranks of %d slots", c.Prefills, c.Workers, c.Slots)
 	if c.Aggregated {
@@ -141,8 +144,8 @@ func (c *demoCmd) announce(w io.Writer, source string) {
 	}
 }
 
-// createFolder creates the folder for the report. Without --out, the folder gets a new name, so that several demos do not
-// overwrite each other's files.
+// createFolder creates the folder for the report. Without --out, the folder gets a new name, so
+// that several demos do not overwrite each other's files.
 func (c *demoCmd) createFolder() (string, error) {
 	if c.Out == "" {
 		return os.MkdirTemp("", "evenkeel-demo-")
@@ -150,8 +153,8 @@ func (c *demoCmd) createFolder() (string, error) {
 	return c.Out, ensureWritableFolder(c.Out)
 }
 
-// ensureWritableFolder creates the folder of --out if it does not exist. It also checks that files can be written there, so that an error
-// shows before a run that takes minutes.
+// ensureWritableFolder creates the folder of --out if it does not exist. It also checks that files
+// can be written there, so that an error shows before a run that takes minutes.
 func ensureWritableFolder(dir string) error {
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil {
@@ -191,9 +194,9 @@ func (c *demoCmd) checkFlags() ([]demoPolicy, error) {
 	return policies, nil
 }
 
-// parsePolicy reads one policy of --policies. If the policy has a setting for --max-age, or with --aggregated for --max-hold,
-// and gives no value for it, parsePolicy adds the value of the flag. The name delayer, which stands for engines that hold
-// prompts, becomes the policy jsq-kv.
+// parsePolicy reads one policy of --policies. If the policy has a setting for --max-age, or with
+// --aggregated for --max-hold, and gives no value for it, parsePolicy adds the value of the flag.
+// The name delayer, which stands for engines that hold prompts, becomes the policy jsq-kv.
 func (c *demoCmd) parsePolicy(text string) (demoPolicy, error) {
 	if c.Aggregated && text == delayerPolicy { // the engines hold prompts, and the proxy places requests as jsq-kv does
 		return demoPolicy{name: text, spec: "jsq-kv"}, nil
@@ -218,8 +221,9 @@ func (c *demoCmd) parsePolicy(text string) (demoPolicy, error) {
 	return demoPolicy{name: text, spec: spec.String()}, nil
 }
 
-// readRequests reads the trace and returns its name as source. send is a part of the trace that the seed chooses. history is the part right
-// before send, from which predictors may learn; it has at most 2,000 requests and at most a quarter of the trace.
+// readRequests reads the trace and returns its name as source. send is a part of the trace that the
+// seed chooses. history is the part right before send, from which predictors may learn; it has at
+// most 2,000 requests and at most a quarter of the trace.
 func (c *demoCmd) readRequests() (send, history []trace.Request, source string, err error) {
 	t := trace.Azure()
 	source = "Azure's conversation trace (2023)"
@@ -240,16 +244,18 @@ func (c *demoCmd) readRequests() (send, history []trace.Request, source string, 
 	return send, history, source, nil
 }
 
-// firstToSend returns the index of the first request to send, in a trace of n requests. For seed 1 it lies behind the history, and for each
-// further seed where the part of the previous seed ends. The trace repeats, so indices count modulo n.
+// firstToSend returns the index of the first request to send, in a trace of n requests. For seed 1
+// it lies behind the history, and for each further seed where the part of the previous seed ends.
+// The trace repeats, so indices count modulo n.
 func firstToSend(c *demoCmd, n, historyLength uint64) uint64 {
 	partLength := uint64(c.Requests) % n // modulo n, so that the product below does not overflow
 	partsBefore := (c.Seed - 1) % n      // the parts of the smaller seeds
 	return (historyLength + partsBefore*partLength) % n
 }
 
-// warmUpRequests returns how many requests must end before measuring begins, so that every slot has been refilled once. With --aggregated
-// it is more, so that the proxy has learned how long a prompt takes.
+// warmUpRequests returns how many requests must end before measuring begins, so that every slot has
+// been refilled once. With --aggregated it is more, so that the proxy has learned how long a prompt
+// takes.
 func (c *demoCmd) warmUpRequests() int {
 	if c.Aggregated {
 		return 5 * c.Workers * c.Slots / 2 // two and a half times as many as there are slots
@@ -257,10 +263,12 @@ func (c *demoCmd) warmUpRequests() int {
 	return c.Workers * c.Slots
 }
 
-// concurrency returns how many requests are in the system at the same time: one per slot, and those of --extra.
+// concurrency returns how many requests are in the system at the same time: one per slot, and those
+// of --extra.
 func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }
 
-// perTokenText returns the part of a step's time per KV token as text, in µs with --aggregated and otherwise in ms.
+// perTokenText returns the part of a step's time per KV token as text, in µs with --aggregated and
+// otherwise in ms.
 func (c *demoCmd) perTokenText() string {
 	if c.Aggregated {
 		return micros(c.C1)
@@ -268,9 +276,11 @@ func (c *demoCmd) perTokenText() string {
 	return millis(c.C1)
 }
 
-// stepModel returns how long the engines' steps take, for the report: the fixed time C0, and C1 for each KV token of the fullest rank. With
+// stepModel returns how long the engines' steps take, for the report: the fixed time C0, and C1 for
+// each KV token of the fullest rank. With
 // --aggregated, a step also takes Own for each prompt token of the slowest rank, Shared for each prompt token of a rank in the mean, and
-// Prefill once if any rank computes a prompt. With --law, these are the law's times for ranks that all have the same load.
+// Prefill once if any rank computes a prompt. With --law, these are the law's times for ranks that
+// all have the same load.
 func (c *demoCmd) stepModel() report.StepModel {
 	if c.deployment != nil { // --law names a deployment
 		return stepModelIfLevel(c.scaledLaw())
@@ -304,8 +314,8 @@ func (c *demoCmd) printResult(r *report.Report, std streams) error {
 	return err
 }
 
-// writeWrapped writes text as an item of a list, in lines of about 100 characters, which fit into a terminal. An empty text writes
-// nothing.
+// writeWrapped writes text as an item of a list, in lines of about 100 characters, which fit into a
+// terminal. An empty text writes nothing.
 func writeWrapped(b *bytes.Buffer, text string) {
 	const width = 100
 	if text == "" { // empty: a note that does not apply
@@ -328,7 +338,8 @@ func writeWrapped(b *bytes.Buffer, text string) {
 	b.WriteByte('\n')
 }
 
-// writeReport writes the page, its numbers and its animation to dir, and returns the path of the page.
+// writeReport writes the page, its numbers and its animation to dir, and returns the path of the
+// page.
 func writeReport(r *report.Report, dir string) (string, error) {
 	page := filepath.Join(dir, "report.html")
 	for path, write := range map[string]func(io.Writer) error{page: r.HTML, filepath.Join(dir, "report.json"): r.JSON,
@@ -357,12 +368,12 @@ func fileName(name string) string {
 	}, name)
 }
 
-// demoHistory is how many requests, those right before the requests that are sent, a predictor learns from. A proxy has
-// seen as many after a few minutes.
+// demoHistory is how many requests, those right before the requests that are sent, a predictor
+// learns from. A proxy has seen as many after a few minutes.
 const demoHistory = 2000
 
-// writeDemoFit writes a fitted predictor, as `evenkeel fit` does, and returns the path of the file. Empty: there are too few requests to
-// learn from, so the proxy learns only while it runs.
+// writeDemoFit writes a fitted predictor, as `evenkeel fit` does, and returns the path of the file.
+// Empty: there are too few requests to learn from, so the proxy learns only while it runs.
 func writeDemoFit(history []trace.Request, path, source string) (string, error) {
 	const enough = 100
 	if len(history) < enough {

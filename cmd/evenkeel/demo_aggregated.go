@@ -28,14 +28,16 @@ type demoAggregated struct {
 }
 
 const (
-	// demoSpeedup is how many times faster the demo's aggregated engines run than engines at full scale.
+	// demoSpeedup is how many times faster the demo's aggregated engines run than engines at full
+	// scale.
 	demoSpeedup            = 5
 	demoSteps              = 1 << 20 // steps that an engine's log keeps: an hour and a half of 5 ms steps
 	demoAggregatedPolicies = "rr,jsq-kv," + delayerPolicy + ",evenkeel"
 )
 
-// fullAggregated has the times of aggregated engines at full scale: about the middle of the ranges from which `make claim NAME=rounds`
-// draws its loads. For a time that it draws on a logarithmic scale, the middle is the geometric mean.
+// fullAggregated has the times of aggregated engines at full scale: about the middle of the ranges
+// from which `make claim NAME=rounds` draws its loads. For a time that it draws on a logarithmic
+// scale, the middle is the geometric mean.
 var fullAggregated = report.StepModel{
 	C0: 25 * time.Millisecond, C1: 80,
 	Own: 72 * time.Microsecond, Shared: 48 * time.Microsecond, Prefill: 10 * time.Millisecond,
@@ -50,7 +52,8 @@ func aggregatedDefaults() string {
 		c.Requests, c.Policies, c.Extra, c.C0, c.C1, c.PrefillBase, c.PrefillPerToken)
 }
 
-// setDefaults sets the defaults that depend on --aggregated and --law. It refuses flags that would have no effect.
+// setDefaults sets the defaults that depend on --aggregated and --law. It refuses flags that would
+// have no effect.
 func (c *demoCmd) setDefaults(k *kong.Context) error {
 	given := namesOf(given(k))
 	useless, why := []string{"token-budget", "prefill-shared", "jitter", "max-hold"}, "without --aggregated: these ranks only decode"
@@ -74,8 +77,8 @@ func (c *demoCmd) setDefaults(k *kong.Context) error {
 	return nil
 }
 
-// setAggregatedDefaults sets each flag that was not given to its default with --aggregated, if that differs. The times are those of engines
-// at full scale, divided by demoSpeedup.
+// setAggregatedDefaults sets each flag that was not given to its default with --aggregated, if that
+// differs. The times are those of engines at full scale, divided by demoSpeedup.
 func (c *demoCmd) setAggregatedDefaults(given []string) {
 	m := fullAggregated
 	freeSlots := func() int { return int(math.Round(freeSlotShare * float64(c.Workers*c.Slots))) }
@@ -107,7 +110,8 @@ func (c *demoCmd) checkAggregated() error {
 	return nil
 }
 
-// withMaxHold adds the value of --max-hold to a policy that has the setting max_hold and gives no value for it.
+// withMaxHold adds the value of --max-hold to a policy that has the setting max_hold and gives no
+// value for it.
 func (c *demoCmd) withMaxHold(spec policy.Spec) (policy.Spec, error) {
 	if !spec.Accepts("max_hold") || spec.Sets("max_hold") { // the policy has no such setting, or the user has given its value
 		return spec, nil
@@ -119,8 +123,9 @@ func (c *demoCmd) withMaxHold(spec policy.Spec) (policy.Spec, error) {
 	return spec, nil
 }
 
-// aggregatedEngine returns the config of the engine for one policy. A step takes the times in Steps and Prompts. With --law, setStepLaw
-// adds the law, whose times the engine then takes in place of these. With the policy delayer, the engine itself holds prompts.
+// aggregatedEngine returns the config of the engine for one policy. A step takes the times in Steps
+// and Prompts. With --law, setStepLaw adds the law, whose times the engine then takes in place of
+// these. With the policy delayer, the engine itself holds prompts.
 func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	cfg := refengine.Config{
 		Role: refengine.Aggregated, Model: refengine.Model{Name: "demo"}, DPSize: c.Workers, Slots: c.Slots,
@@ -138,8 +143,9 @@ func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	return cfg
 }
 
-// addRanks adds the ranks to the proxy's config. It also makes the proxy ask an engine for the number of tokens of each prompt, because the
-// proxy has no other way to know it. configs/aggregated.yaml recommends the same.
+// addRanks adds the ranks to the proxy's config. It also makes the proxy ask an engine for the
+// number of tokens of each prompt, because the proxy has no other way to know it.
+// configs/aggregated.yaml recommends the same.
 func (c *demoCmd) addRanks(cfg *config.Config, ranks *refengine.Engine) {
 	for _, url := range ranks.URLs() {
 		cfg.Engines.Aggregated = append(cfg.Engines.Aggregated, config.Engine{URL: url, Slots: c.Slots, Budget: c.TokenBudget})
@@ -150,7 +156,8 @@ func (c *demoCmd) addRanks(cfg *config.Config, ranks *refengine.Engine) {
 // nothingLearned is what learnedPromptTimes returns if the proxy has learned nothing.
 const nothingLearned = "nothing"
 
-// learnedPromptTimes returns a text that says how long prompts take by what the proxy has learned, or nothingLearned.
+// learnedPromptTimes returns a text that says how long prompts take by what the proxy has learned,
+// or nothingLearned.
 func learnedPromptTimes(ctx context.Context, g *gateway.Gateway) string {
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {
@@ -176,16 +183,17 @@ func (c *demoCmd) aggregatedCommandLine() string {
 	return line
 }
 
-// describePrefill returns the text of the fact "prefill" in the report, which stands behind the word "prefill": which ranks compute
-// prompts, and how long that takes.
+// describePrefill returns the text of the fact "prefill" in the report, which stands behind the
+// word "prefill": which ranks compute prompts, and how long that takes.
 func (c *demoCmd) describePrefill() string {
 	return fmt.Sprintf("by the same ranks, %d tokens of a rank in a step at most; a step takes %s more per prompt token of the slowest rank, "+
 		"%s per prompt token of a rank in the mean, and %s if any rank computes one; a request reaches the scheduler up to %s late",
 		c.TokenBudget, micros(c.PrefillPerToken), micros(c.PrefillShared), millis(c.PrefillBase), millis(c.Jitter))
 }
 
-// engineNotes returns notes on how far the numbers of these reference engines apply to real engines: one on times, one on slots, and one
-// that explains the words balanced and delayer, which stand for a row of the table each.
+// engineNotes returns notes on how far the numbers of these reference engines apply to real
+// engines: one on times, one on slots, and one that explains the words balanced and delayer, which
+// stand for a row of the table each.
 func (c *demoCmd) engineNotes() []string {
 	slotsNote := fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the "+
 		"ranges of `make claim NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix "+
@@ -196,7 +204,8 @@ func (c *demoCmd) engineNotes() []string {
 	return []string{fullScaleTimesNote(c), slotsNote, wordsNote}
 }
 
-// fullScaleTimesNote returns a note on how long a step takes at full scale, and on which times the demo scales down.
+// fullScaleTimesNote returns a note on how long a step takes at full scale, and on which times the
+// demo scales down.
 func fullScaleTimesNote(c *demoCmd) string {
 	m := fullAggregated
 	return fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per "+

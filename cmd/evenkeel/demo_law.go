@@ -11,14 +11,15 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// speedup returns how many times faster the engines of a deployment run here than at full scale: demoSpeedup for up to 8 ranks, less in
-// proportion for more ranks, because all of them share a laptop's cores with the proxy and the load, and at least 1.
+// speedup returns how many times faster the engines of a deployment run here than at full scale:
+// demoSpeedup for up to 8 ranks, less in proportion for more ranks, because all of them share a
+// laptop's cores with the proxy and the load, and at least 1.
 func (c *demoCmd) speedup() float64 {
 	return min(demoSpeedup, max(1, 8*demoSpeedup/float64(c.deployment.Ranks)))
 }
 
-// lookUpLaw finds the law, the step times of a deployment, that --law names, and sets the number of ranks to that of the deployment. It
-// refuses flags whose values come from the law.
+// lookUpLaw finds the law, the step times of a deployment, that --law names, and sets the number of
+// ranks to that of the deployment. It refuses flags whose values come from the law.
 func (c *demoCmd) lookUpLaw(given []string) (err error) {
 	if c.Law == "" {
 		if slices.Contains(given, "law") {
@@ -45,8 +46,8 @@ func (c *demoCmd) lookUpLaw(given []string) (err error) {
 	return nil
 }
 
-// setLawDefaults sets the flags that were not given to their defaults with --law. It first sets the flags for times that the law replaces,
-// which the user cannot have given: lookUpLaw refuses them.
+// setLawDefaults sets the flags that were not given to their defaults with --law. It first sets the
+// flags for times that the law replaces, which the user cannot have given: lookUpLaw refuses them.
 func (c *demoCmd) setLawDefaults(given []string) {
 	c.setTimesOfLaw()
 	defaults := c.pairLawDefaults()
@@ -64,8 +65,8 @@ func (c *demoCmd) setLawDefaults(given []string) {
 	}
 }
 
-// setTimesOfLaw sets the flags for the times that a law has. The engines step by the law itself, so these values only have to be ones that
-// checkFlags accepts: it refuses 0 for --c0 and --c1.
+// setTimesOfLaw sets the flags for the times that a law has. The engines step by the law itself, so
+// these values only have to be ones that checkFlags accepts: it refuses 0 for --c0 and --c1.
 func (c *demoCmd) setTimesOfLaw() {
 	ifLevel := c.stepModel() // the law's times if all ranks have the same load
 	c.C0, c.C1 = ifLevel.C0, max(1, time.Duration(ifLevel.C1))
@@ -74,7 +75,8 @@ func (c *demoCmd) setTimesOfLaw() {
 	}
 }
 
-// pairLawDefaults returns, by flag, functions that set the defaults with --law for pairs of engines. setLawDefaults adds that of
+// pairLawDefaults returns, by flag, functions that set the defaults with --law for pairs of
+// engines. setLawDefaults adds that of
 // --requests. Prefill is made so fast that the result depends only on the decode ranks. The first policy is the one that is nearest to the
 // engine's own balancing.
 func (c *demoCmd) pairLawDefaults() map[string]func() {
@@ -86,11 +88,12 @@ func (c *demoCmd) pairLawDefaults() map[string]func() {
 	}
 }
 
-// aggregatedLawDefaults returns, by flag, functions that set the defaults with --law and --aggregated, where each rank both prefills and
-// decodes. The policies compare evenkeel with the engine's own balancing, with requests that go to the rank with the fewest KV tokens
-// (jsq-kv), and with engines that hold prompts back (delayerPolicy). The flags' own defaults of --jitter and --max-hold are for engines
-// that are demoSpeedup times as fast as at full scale. A deployment with many ranks runs more slowly here, so these times become longer by
-// the same factor as its steps.
+// aggregatedLawDefaults returns, by flag, functions that set the defaults with --law and
+// --aggregated, where each rank both prefills and decodes. The policies compare evenkeel with the
+// engine's own balancing, with requests that go to the rank with the fewest KV tokens (jsq-kv), and
+// with engines that hold prompts back (delayerPolicy). The flags' own defaults of --jitter and
+// --max-hold are for engines that are demoSpeedup times as fast as at full scale. A deployment with
+// many ranks runs more slowly here, so these times become longer by the same factor as its steps.
 func (c *demoCmd) aggregatedLawDefaults() map[string]func() {
 	slower := demoSpeedup / c.speedup() // at least 1
 	return map[string]func(){
@@ -100,7 +103,8 @@ func (c *demoCmd) aggregatedLawDefaults() map[string]func() {
 	}
 }
 
-// scaledLaw returns the deployment's law with all times divided by speedup, for the demo's faster engines.
+// scaledLaw returns the deployment's law with all times divided by speedup, for the demo's faster
+// engines.
 func (c *demoCmd) scaledLaw() step.Law {
 	l := c.deployment.Served()
 	for _, part := range []*float64{&l.C0Ms, &l.C1Ms, &l.RequestMs, &l.MostRowsMs, &l.MeanRowsMs, &l.OwnPromptMs, &l.SharedPromptMs,
@@ -110,8 +114,9 @@ func (c *demoCmd) scaledLaw() step.Law {
 	return l
 }
 
-// setStepLaw makes an engine take the times and the padding of its steps from the law, if --law names one. Otherwise a step takes C0, and
-// C1 more per KV token of the fullest rank; with --aggregated, prompts take more.
+// setStepLaw makes an engine take the times and the padding of its steps from the law, if --law
+// names one. Otherwise a step takes C0, and C1 more per KV token of the fullest rank; with
+// --aggregated, prompts take more.
 func (c *demoCmd) setStepLaw(cfg *refengine.Config) {
 	if c.deployment != nil {
 		l := c.scaledLaw()
@@ -127,8 +132,8 @@ func (c *demoCmd) describeStep() string {
 	return fmt.Sprintf("a step takes %s and %s for each KV token of the fullest rank", millis(c.C0), c.perTokenText())
 }
 
-// lawFlagOr returns --law with its value if it was given. Otherwise it returns flags, a text with the flags that --law replaces: those of
-// the step times and of the number of ranks.
+// lawFlagOr returns --law with its value if it was given. Otherwise it returns flags, a text with
+// the flags that --law replaces: those of the step times and of the number of ranks.
 func (c *demoCmd) lawFlagOr(flags string) string {
 	if c.deployment != nil {
 		return "--law " + c.Law
@@ -136,7 +141,8 @@ func (c *demoCmd) lawFlagOr(flags string) string {
 	return flags
 }
 
-// lawNotes returns notes on the result of a demo with --law, and on how far it applies to real engines.
+// lawNotes returns notes on the result of a demo with --law, and on how far it applies to real
+// engines.
 func (c *demoCmd) lawNotes(runs []report.Run) []string {
 	rankTasks, loadNote, dataNote := "decode", "", stepTimesNote
 	if c.Aggregated {

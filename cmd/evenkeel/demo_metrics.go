@@ -12,8 +12,9 @@ import (
 	"evenkeel/gateway"
 )
 
-// readGateway reads the 99th percentile of a tick's time, in µs, from the proxy's metrics into a sample. drift is by how many slots and KV
-// tokens the proxy's accounts do not balance; it should be 0.
+// readGateway reads the 99th percentile of a tick's time, in µs, from the proxy's metrics into a
+// sample. drift is by how many slots and KV tokens the proxy's accounts do not balance; it should
+// be 0.
 func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (drift int64, err error) {
 	families, err := g.Registry().Gather()
 	if err != nil {
@@ -31,8 +32,9 @@ func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (d
 	return max(d.Slots, -d.Slots) + max(d.KVTokens, -d.KVTokens), nil // the sum of the absolute values
 }
 
-// quantile returns the quantile q (0 to 1) of the sum of histograms with equal buckets. It interpolates within a bucket, as PromQL's
-// histogram_quantile does. NaN: there are no observations, or the quantile is above the last bucket.
+// quantile returns the quantile q (0 to 1) of the sum of histograms with equal buckets. It
+// interpolates within a bucket, as PromQL's histogram_quantile does. NaN: there are no
+// observations, or the quantile is above the last bucket.
 func quantile(series []*dto.Metric, q float64) float64 {
 	var total uint64
 	var bounds []float64
@@ -63,7 +65,8 @@ func millis(d time.Duration) string {
 	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', -1, 64) + " ms"
 }
 
-// micros is like millis, but in microseconds, for times per token, which are far below a millisecond.
+// micros is like millis, but in microseconds, for times per token, which are far below a
+// millisecond.
 func micros(d time.Duration) string {
 	return strconv.FormatFloat(float64(d)/float64(time.Microsecond), 'f', -1, 64) + " µs"
 }

@@ -17,12 +17,13 @@ import (
 // fullScale has the step times of real engines, which are slower than the demo's engines.
 var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200}
 
-// mooncakeKVPerRequest is the mean number of KV tokens that a running request of Mooncake's conversation trace holds, as
-// trace.Resident computes it.
+// mooncakeKVPerRequest is the mean number of KV tokens that a running request of Mooncake's
+// conversation trace holds, as trace.Resident computes it.
 const mooncakeKVPerRequest = 13_125
 
-// makeReport makes the report of all trials, with notes on how far the numbers apply to real engines. Bound is the mean over the trials of
-// what the same steps would have given with equal loads on all ranks: no policy can balance better.
+// makeReport makes the report of all trials, with notes on how far the numbers apply to real
+// engines. Bound is the mean over the trials of what the same steps would have given with equal
+// loads on all ranks: no policy can balance better.
 func (c *demoCmd) makeReport(trials []*trial, requests []trace.Request, source string, began time.Time) *report.Report {
 	r := &report.Report{Title: "evenkeel demo", Command: c.commandLine(), Model: c.stepModel()}
 	resultsIfBalanced := make([]report.Sample, 0, len(trials))
@@ -63,8 +64,9 @@ func (c *demoCmd) commandLine() string {
 	return line
 }
 
-// facts returns the conditions of the run for the report: machine, trace, engines, load and policies. The last fact, books, is a result:
-// for each policy, the counts that show whether engines and proxy gave back all KV and all slots.
+// facts returns the conditions of the run for the report: machine, trace, engines, load and
+// policies. The last fact, books, is a result: for each policy, the counts that show whether
+// engines and proxy gave back all KV and all slots.
 func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	specs, audits := c.describeTrials(trials)
@@ -93,7 +95,8 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	}
 }
 
-// describeTrials returns two texts for each trial: its policy with all settings, and the counts of its audit.
+// describeTrials returns two texts for each trial: its policy with all settings, and the counts of
+// its audit.
 func (c *demoCmd) describeTrials(trials []*trial) (specs, audits []string) {
 	specs, audits = make([]string, len(trials)), make([]string, len(trials))
 	for i, t := range trials {
@@ -112,13 +115,14 @@ func (c *demoCmd) describeTrials(trials []*trial) (specs, audits []string) {
 	return specs, audits
 }
 
-// describeTokens returns a text with the mean, the percentiles and the maximum of a number of tokens.
+// describeTokens returns a text with the mean, the percentiles and the maximum of a number of
+// tokens.
 func describeTokens(s trace.Stats) string {
 	return fmt.Sprintf("mean %.0f, p50 %d, p90 %d, p99 %d, largest %d", s.Mean, s.P50, s.P90, s.P99, s.Max)
 }
 
-// describeMachine returns a text about this machine: the name of the processor, if /proc/cpuinfo has it, the number of CPUs, and
-// the platform.
+// describeMachine returns a text about this machine: the name of the processor, if /proc/cpuinfo
+// has it, the number of CPUs, and the platform.
 func describeMachine() string {
 	name := ""
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
@@ -132,7 +136,8 @@ func describeMachine() string {
 	return fmt.Sprintf("%s%d CPUs, %s/%s", name, runtime.GOMAXPROCS(0), runtime.GOOS, runtime.GOARCH)
 }
 
-// scaleNotes returns notes on how far the numbers of this run apply to engines at full scale. It computes the notes from the run.
+// scaleNotes returns notes on how far the numbers of this run apply to engines at full scale. It
+// computes the notes from the run.
 func (c *demoCmd) scaleNotes(r *report.Report) []string {
 	var notes []string
 	for _, note := range []string{c.fixedPartNote(), c.kvShareNote(r), c.meanStepNote(r.Runs)} {
@@ -143,8 +148,8 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 	return notes
 }
 
-// fixedPartNote returns a note on c0, the part of a step's time that does not depend on the load; empty: c0 is not smaller than at full
-// scale.
+// fixedPartNote returns a note on c0, the part of a step's time that does not depend on the load;
+// empty: c0 is not smaller than at full scale.
 func (c *demoCmd) fixedPartNote() string {
 	if c.C0 >= fullScale.C0 {
 		return ""
@@ -154,9 +159,11 @@ func (c *demoCmd) fixedPartNote() string {
 		millis(c.C0), millis(fullScale.C0), float64(fullScale.C0)/float64(c.C0), millis(c.C1))
 }
 
-// kvShareNote returns a note on KV's share of a step: the part of its time that depends on the load; empty: it was not measured. A step
-// takes c0, and c1 per KV token. The demo's engines have a smaller c0 than engines at full scale, but the same c1, so KV's share is
-// larger here. The note has the share that was measured here, the share here with level (equal) loads, and three shares with the c0 of full
+// kvShareNote returns a note on KV's share of a step: the part of its time that depends on the
+// load; empty: it was not measured. A step takes c0, and c1 per KV token. The demo's engines have a
+// smaller c0 than engines at full scale, but the same c1, so KV's share is larger here. The note
+// has the share that was measured here, the share here with level (equal) loads, and three shares
+// with the c0 of full
 // scale: with the loads of this run, and with full slots and the requests of two traces.
 func (c *demoCmd) kvShareNote(r *report.Report) string {
 	ifLevel, ok := r.Bound[report.KVShare] // the share here if, in each of the same steps, all ranks had the same load
@@ -177,9 +184,11 @@ func (c *demoCmd) kvShareNote(r *report.Report) string {
 		100*withMooncake)
 }
 
-// meanStepNote returns a note that compares the mean step under the last policy with that under the first one; empty: there is only one
-// policy, or too little was measured. A step at full scale has a longer fixed part c0, and the same part that depends on the loads. So the
-// same difference of loads changes it by fewer per cent, and the note has the ratio once for the steps here and once for full scale.
+// meanStepNote returns a note that compares the mean step under the last policy with that under the
+// first one; empty: there is only one policy, or too little was measured. A step at full scale has
+// a longer fixed part c0, and the same part that depends on the loads. So the same difference of
+// loads changes it by fewer per cent, and the note has the ratio once for the steps here and once
+// for full scale.
 func (c *demoCmd) meanStepNote(runs []report.Run) string {
 	if len(runs) < 2 {
 		return ""
@@ -198,11 +207,13 @@ func (c *demoCmd) meanStepNote(runs []report.Run) string {
 		last.Policy, first.Policy, 100*(ratioHere-1), 100*(ratioAtFullScale-1), millis(fullScale.C0))
 }
 
-// aggregatedNotes returns notes on the engines, and on the times of prompts that the proxy has learned. Only a policy that may hold prompts
-// back gets a note on these times, because only it uses them.
+// aggregatedNotes returns notes on the engines, and on the times of prompts that the proxy has
+// learned. Only a policy that may hold prompts back gets a note on these times, because only it
+// uses them.
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
-	// If all ranks compute equally many prompt tokens, each token of a rank takes the rank's own time and the shared time.
+	// If all ranks compute equally many prompt tokens, each token of a rank takes the rank's own time
+	// and the shared time.
 	perPromptToken := c.PrefillPerToken + c.PrefillShared
 	for _, t := range trials {
 		spec, err := policy.ParseSpec(t.policy.spec)
@@ -215,7 +226,8 @@ func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	return notes
 }
 
-// measuredNotes returns notes on what was measured, and on how accurately the engines kept their times.
+// measuredNotes returns notes on what was measured, and on how accurately the engines kept their
+// times.
 func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	ended := "as many requests had ended as there are slots"
 	if c.Aggregated {
@@ -238,8 +250,8 @@ func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	return append(notes, "One run a policy: differences of a few per cent are noise.")
 }
 
-// meanRankLoad returns the mean load of a rank over the runs of all policies, in KV tokens. The metric KVTokens is the load of all ranks
-// together.
+// meanRankLoad returns the mean load of a rank over the runs of all policies, in KV tokens. The
+// metric KVTokens is the load of all ranks together.
 func (c *demoCmd) meanRankLoad(r *report.Report) float64 {
 	sum := 0.0
 	for _, run := range r.Runs {
@@ -248,7 +260,8 @@ func (c *demoCmd) meanRankLoad(r *report.Report) float64 {
 	return sum / float64(len(r.Runs)*c.Workers)
 }
 
-// atFullScaleMs returns how long a step of this run would take at full scale, where only c0 is larger. Both times are in ms.
+// atFullScaleMs returns how long a step of this run would take at full scale, where only c0 is
+// larger. Both times are in ms.
 func (c *demoCmd) atFullScaleMs(step float64) float64 {
 	return step + float64(fullScale.C0-c.C0)/float64(time.Millisecond)
 }

@@ -130,7 +130,8 @@ func TestDemoOfRanksThatPrefillAndDecode(t *testing.T) {
 	require.NotContains(t, string(page), "NaN")
 }
 
-// Ranks of a deployment step as its law says, only faster, and the last note is what the table of README has.
+// Ranks of a deployment step as its law says, only faster, and the last note is what the table of
+// README has.
 func TestDemoOfADeployment(t *testing.T) {
 	for args, want := range map[string]struct {
 		runs  int
@@ -161,7 +162,8 @@ func TestDemoOfADeployment(t *testing.T) {
 	}
 }
 
-// The engines of a demo take what the deployment's take, in all parts of a step: each part is so many times as fast.
+// The engines of a demo take what the deployment's take, in all parts of a step: each part is so
+// many times as fast.
 func TestADemoStepsAsTheDeployment(t *testing.T) {
 	for _, e := range laws.All() {
 		if e.Prompt.Fit.Steps == 0 {

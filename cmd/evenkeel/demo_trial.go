@@ -34,27 +34,32 @@ type trial struct {
 	load       *load.Result
 	run        report.Run
 	ifBalanced report.Sample // the results if, in each of the same steps, all ranks had the same load
-	// learnedTimes says, with --aggregated, how long prompts take by what the proxy knew when measuring began, and at the end.
+	// learnedTimes says, with --aggregated, how long prompts take by what the proxy knew when
+	// measuring began, and at the end.
 	learnedTimes string
 	audit        audit
 }
 
-// audit has counts from the engines and the proxy after a run. Except for pulls and writes, all must be 0.
+// audit has counts from the engines and the proxy after a run. Except for pulls and writes, all
+// must be 0.
 type audit struct {
 	pulls, writes           int64 // hand-offs that were pulled, and parts of KV that prefill engines wrote; not errors
 	leaks, pinned, kvErrors int64 // hand-offs that no decode engine pulled; hand-offs whose KV an engine still keeps; wrong pulls and writes
 	drift                   int64 // slots and KV tokens by which the proxy's accounts do not balance
 }
 
-// hasErrors says whether KV leaked, is still pinned, or was read or written wrongly, or whether the proxy's accounts do not balance.
+// hasErrors says whether KV leaked, is still pinned, or was read or written wrongly, or whether the
+// proxy's accounts do not balance.
 func (a audit) hasErrors() bool {
 	return a.leaks != 0 || a.pinned != 0 || a.kvErrors != 0 || a.drift != 0
 }
 
-// runTrials runs one policy after another by calling try. A policy starts when all requests of the previous policy have been sent, so the
-// last answers of the previous policy come while the next one fills its slots. This overlap changes no result, because neither of these
-// periods is measured. After the end of ctx, no further policy starts. After a failure, at most the next policy still runs: the one that
-// had started because all requests of the failed policy had been sent.
+// runTrials runs one policy after another by calling try. A policy starts when all requests of the
+// previous policy have been sent, so the last answers of the previous policy come while the next
+// one fills its slots. This overlap changes no result, because neither of these periods is
+// measured. After the end of ctx, no further policy starts. After a failure, at most the next
+// policy still runs: the one that had started because all requests of the failed policy had been
+// sent.
 func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
@@ -86,8 +91,9 @@ func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	return trials, errors.Join(errs...)
 }
 
-// runTrial runs one policy on new engines and a new proxy, stops them, and returns what was measured. It calls sent when the last request
-// has been sent. If ctx ends first, the returned trial is incomplete.
+// runTrial runs one policy on new engines and a new proxy, stops them, and returns what was
+// measured. It calls sent when the last request has been sent. If ctx ends first, the returned
+// trial is incomplete.
 func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer,
 	sent func()) (*trial, error) {
 	// The proxy appends to the log file, so an old file must be removed.
@@ -138,8 +144,8 @@ func closeEngines(prefills []*refengine.Engine, decode *refengine.Engine) {
 	}
 }
 
-// stopProxy shuts the proxy down, and waits at most 10 s for its streams. If ctx has ended, because the user has interrupted the demo, it
-// cuts the streams at once, which is no error then.
+// stopProxy shuts the proxy down, and waits at most 10 s for its streams. If ctx has ended, because
+// the user has interrupted the demo, it cuts the streams at once, which is no error then.
 func stopProxy(ctx context.Context, g *gateway.Gateway) error {
 	shutdownCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
@@ -152,8 +158,9 @@ func stopProxy(ctx context.Context, g *gateway.Gateway) error {
 	return nil
 }
 
-// sendRequests sends the requests to the proxy, shows the progress, and calls sent when the last request has been sent. learnedAtStart says
-// what the proxy had learned about the times of prompts when measuring began; empty: measuring never began, or the ranks only decode.
+// sendRequests sends the requests to the proxy, shows the progress, and calls sent when the last
+// request has been sent. learnedAtStart says what the proxy had learned about the times of prompts
+// when measuring began; empty: measuring never began, or the ranks only decode.
 func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests []trace.Request, progress io.Writer,
 	sent func()) (result *load.Result, learnedAtStart string, err error) {
 	show := newProgress(progress)
@@ -183,8 +190,9 @@ func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests
 	return result, learnedAtStart, err
 }
 
-// startEngines starts the engines for a policy. With --aggregated there are no prefill engines, and the engine decode also prefills. With
-// an error, it returns the engines that did start, which the caller must close.
+// startEngines starts the engines for a policy. With --aggregated there are no prefill engines, and
+// the engine decode also prefills. With an error, it returns the engines that did start, which the
+// caller must close.
 func (c *demoCmd) startEngines(p demoPolicy) (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
 	if c.Aggregated {
 		decode, err = refengine.Start(c.aggregatedEngine(p))
@@ -232,8 +240,8 @@ func (c *demoCmd) startProxy(ctx context.Context, p demoPolicy, prefills []*refe
 	return startGateway(ctx, cfg, len(prefills)+c.Workers, 10*time.Second)
 }
 
-// startGateway starts a proxy in this process, and waits until it is ready and this number of engines is up. If that takes longer than
-// patience, startGateway shuts the proxy down and fails.
+// startGateway starts a proxy in this process, and waits until it is ready and this number of
+// engines is up. If that takes longer than patience, startGateway shuts the proxy down and fails.
 func startGateway(ctx context.Context, cfg *config.Config, engines int, patience time.Duration) (*gateway.Gateway, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -264,8 +272,9 @@ func startGateway(ctx context.Context, cfg *config.Config, engines int, patience
 	return g, nil
 }
 
-// addPrefills adds the connector and the prefill engines to the proxy's config. Each prefill engine gets its own profile, because the
-// bootstrap server of a reference engine listens at that engine's own port.
+// addPrefills adds the connector and the prefill engines to the proxy's config. Each prefill engine
+// gets its own profile, because the bootstrap server of a reference engine listens at that engine's
+// own port.
 func (c *demoCmd) addPrefills(cfg *config.Config, prefills []*refengine.Engine) {
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: c.Connector}}
 	if c.Connector == mooncake.AscendLayerwise { // its decode engines call the proxy back
@@ -283,8 +292,8 @@ func (c *demoCmd) addPrefills(cfg *config.Config, prefills []*refengine.Engine) 
 	}
 }
 
-// awaitReady waits until the proxy is ready and all engines are up, because results with fewer engines could not be compared. It
-// fails after the time patience.
+// awaitReady waits until the proxy is ready and all engines are up, because results with fewer
+// engines could not be compared. It fails after the time patience.
 func awaitReady(ctx context.Context, g *gateway.Gateway, engines int, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -309,8 +318,8 @@ func awaitReady(ctx context.Context, g *gateway.Gateway, engines int, patience t
 	}
 }
 
-// addCounts adds the engines' counts of transfers and of errors with KV. A pin is the KV of one hand-off, which the prefill engine keeps
-// until a decode engine has pulled it.
+// addCounts adds the engines' counts of transfers and of errors with KV. A pin is the KV of one
+// hand-off, which the prefill engine keeps until a decode engine has pulled it.
 func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine) {
 	for _, e := range append([]*refengine.Engine{decode}, prefills...) {
 		s := e.Stats()
@@ -318,7 +327,8 @@ func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine
 		a.writes += s.Pushes
 		a.leaks += s.Leaks
 		a.pinned += int64(s.Pins)
-		// Pulls of KV that was used up, had timed out, lay in other blocks, belonged to another prompt, or was unknown.
+		// Pulls of KV that was used up, had timed out, lay in other blocks, belonged to another prompt,
+		// or was unknown.
 		wrongPulls := s.Replays + s.ExpiredPulls + s.WrongBlocks + s.KeyMismatches + s.Unknown
 		// Writes that ended too late, came from two engines, or went into pages of another request.
 		wrongWrites := s.OutlivedWrites + s.MixedPushes + s.FreedWrites
@@ -326,8 +336,8 @@ func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine
 	}
 }
 
-// readLongestWait reads the longest wait in the pool, in ms, from the request log into a sample. The metrics cannot say it, because
-// their histogram has no maximum.
+// readLongestWait reads the longest wait in the pool, in ms, from the request log into a sample.
+// The metrics cannot say it, because their histogram has no maximum.
 func readLongestWait(path string, into report.Sample) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -348,7 +358,8 @@ func readLongestWait(path string, into report.Sample) error {
 	return lines.Err()
 }
 
-// copyClientResults copies the results that clients saw into a sample. The latencies are those of requests that were sent while measuring.
+// copyClientResults copies the results that clients saw into a sample. The latencies are those of
+// requests that were sent while measuring.
 func copyClientResults(r *load.Result, into report.Sample) {
 	into[report.OK], into[report.Failed] = float64(r.OK), float64(r.Failed)
 	if r.Window == nil { // measuring never began
@@ -363,9 +374,10 @@ func copyClientResults(r *load.Result, into report.Sample) {
 	}
 }
 
-// measureSteps computes results from the engine's log of steps, adds them to the sample, and sets t.run. It sets t.ifBalanced to the
-// results that the same steps would have with equal loads on all ranks. Only the steps while measuring count; if measuring never began,
-// there are none. ranksPrefill says that the engine's ranks also prefill.
+// measureSteps computes results from the engine's log of steps, adds them to the sample, and sets
+// t.run. It sets t.ifBalanced to the results that the same steps would have with equal loads on all
+// ranks. Only the steps while measuring count; if measuring never began, there are none.
+// ranksPrefill says that the engine's ranks also prefill.
 func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefill bool, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
@@ -391,7 +403,8 @@ func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefil
 		Steps: steps, Window: w}
 }
 
-// printErrors prints what went wrong in a trial: streams that failed, accounts of KV that do not balance, or that nothing was measured.
+// printErrors prints what went wrong in a trial: streams that failed, accounts of KV that do not
+// balance, or that nothing was measured.
 func (t *trial) printErrors(out io.Writer) {
 	r := t.load
 	if r.Failed > 0 || r.Stopped > 0 {

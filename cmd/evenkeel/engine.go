@@ -18,8 +18,9 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// engineCmd runs the reference engine, which has the API of vLLM, vllm-ascend and SGLang without a model. Its ranks step together, and it
-// fails on demand. The prompt alone determines the tokens of an answer, so that a client can detect a wrong answer.
+// engineCmd runs the reference engine, which has the API of vLLM, vllm-ascend and SGLang without a
+// model. Its ranks step together, and it fails on demand. The prompt alone determines the tokens of
+// an answer, so that a client can detect a wrong answer.
 type engineCmd struct {
 	Role      string `enum:"prefill,decode,both,aggregated" default:"both" help:"Have this role: prefill, decode or both, with hand-offs between engines; or aggregated, with ranks that compute prompts in chunks beside their decodes, and no KV connector (default: ${default})."`
 	Listen    string `default:"127.0.0.1:8200" help:"Listen here with rank 0; rank i listens i ports above (default: ${default})."`
@@ -125,7 +126,8 @@ func (c *engineCmd) Run(std streams) (err error) {
 	return nil
 }
 
-// config returns the engine's config as the flags describe it, and validates it. Each of its errors is a usageError.
+// config returns the engine's config as the flags describe it, and validates it. Each of its errors
+// is a usageError.
 func (c *engineCmd) config() (refengine.Config, error) {
 	cfg := refengine.Config{
 		Role: refengine.Role(c.Role), Connector: refengine.Connector(c.Connector), Version: c.Version, Group: c.Group,
@@ -133,8 +135,9 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Server: refengine.Server{Listen: c.Listen, Advertise: c.Advertise, APIKey: c.APIKey},
 		// The task generate is the zero value of Task.
 		Model: refengine.Model{Name: c.Model, MaxLen: c.MaxModelLen, Task: plain.Task(strings.TrimPrefix(c.Task, "generate"))},
-		// A step takes C0, and times for the slowest rank (C1 per KV token, CR per request), for the rank with most requests (CM
-		// per request) and for all ranks (CS per request, divided by the number of ranks).
+		// A step takes C0, and times for the slowest rank (C1 per KV token, CR per request), for the rank
+		// with most requests (CM per request) and for all ranks (CS per request, divided by the number of
+		// ranks).
 		Steps: refengine.Steps{C0: c.C0, C1: c.C1, CR: c.Steps.CR, CM: c.Steps.CM, CS: c.Steps.CS, TokensPerChunk: c.TokensPerChunk,
 			StreamInterval: c.StreamInterval, Recompute: c.Recompute},
 		Prompts: refengine.Prompts{Base: c.PrefillBase, PerToken: c.PrefillPerToken, MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens,
@@ -145,8 +148,8 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		KVEvents: refengine.KVEvents{Encoding: c.KVEventsEncoding},
 		SGLang: refengine.SGLangOptions{BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout,
 			BarrierMetrics: c.SGLang.BarrierMetrics},
-		// Answers always say how many prompt tokens were cached. vLLM does so only with --enable-prompt-tokens-details, which
-		// evenkeel asks operators to set.
+		// Answers always say how many prompt tokens were cached. vLLM does so only with
+		// --enable-prompt-tokens-details, which evenkeel asks operators to set.
 		Answers: refengine.Answers{
 			PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames,
 		},

@@ -10,14 +10,16 @@ import (
 	"evenkeel/predictor"
 )
 
-// fitCmd fits models to logs and traces. Without a subcommand, it fits a predictor of output lengths.
+// fitCmd fits models to logs and traces. Without a subcommand, it fits a predictor of output
+// lengths.
 type fitCmd struct {
 	Predictor fitPredictorCmd `cmd:"" default:"withargs" help:"Fit a predictor of output lengths (the default)."`
 	TTFT      fitTTFTCmd      `cmd:"" name:"ttft" help:"Fit the time of a prefill, a + b * tokens, for each prefill engine."`
 	Step      fitStepCmd      `cmd:"" help:"Fit the time of a step, c0 + c1 * KV tokens, for each barrier group."`
 }
 
-// Help returns the text below the usage line of `evenkeel fit --help`, which itself shows only the subcommands.
+// Help returns the text below the usage line of `evenkeel fit --help`, which itself shows only the
+// subcommands.
 func (fitCmd) Help() string {
 	return "evenkeel fit (--trace FILE | --log FILE) [--kind KIND] [--horizon H] [--holdout F] --out FILE [--json] " +
 		"fits a predictor; evenkeel fit predictor --help explains its flags."
@@ -68,8 +70,8 @@ type fitTTFTCmd struct {
 	JSON bool   `name:"json" help:"Print one JSON document."`
 }
 
-// Run fits the times of prefills, and prints them. It fails if the fit of no engine is good enough to be used, so that the fit has no
-// Config.
+// Run fits the times of prefills, and prints them. It fails if the fit of no engine is good enough
+// to be used, so that the fit has no Config.
 func (c *fitTTFTCmd) Run(std streams) error {
 	log, err := fit.ReadRequestLog(c.Log)
 	if err != nil {
@@ -92,9 +94,10 @@ type fitStepCmd struct {
 	JSON      bool    `name:"json" help:"Print one JSON document."`
 }
 
-// Run fits the times of steps, and prints them. With --decisions, it also compares the engines' KV tokens in the trace with the mirror: the
-// account of these tokens that evenkeel keeps itself, and from which it decides. Run fails if the fit of no group is good enough to be
-// used, so that the fit has no Config.
+// Run fits the times of steps, and prints them. With --decisions, it also compares the engines' KV
+// tokens in the trace with the mirror: the account of these tokens that evenkeel keeps itself, and
+// from which it decides. Run fails if the fit of no group is good enough to be used, so that the
+// fit has no Config.
 func (c *fitStepCmd) Run(std streams) error {
 	if c.Shift != 0 && c.Decisions == "" {
 		return usageError{errors.New("--shift needs --decisions, because it shifts the trace against the decision log")}
@@ -115,8 +118,8 @@ func (c *fitStepCmd) Run(std streams) error {
 	return failIfEmpty(steps.Config)
 }
 
-// failIfEmpty returns errFailed if a fit has no config for evenkeel, because no fit was good enough. A script sees it by the
-// exit status. The reason has already been printed.
+// failIfEmpty returns errFailed if a fit has no config for evenkeel, because no fit was good
+// enough. A script sees it by the exit status. The reason has already been printed.
 func failIfEmpty(config string) error {
 	if config == "" {
 		return errFailed

@@ -19,8 +19,8 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// fixtureCase is one test case of a fixture, which is a file with a list of cases. A case describes some prefill engines, and says which of
-// them a policy should choose for a request.
+// fixtureCase is one test case of a fixture, which is a file with a list of cases. A case describes
+// some prefill engines, and says which of them a policy should choose for a request.
 type fixtureCase struct {
 	Name       string             `json:"name"`
 	Policy     string             `json:"policy"` // policy to test; empty: the policy of the config
@@ -36,11 +36,12 @@ type fixtureRequest struct {
 	Last         string  `json:"last"` // id of the candidate that round-robin chose last
 }
 
-// fixtureCandidate has the id of a prefill engine and numbers about it. The keys of the numbers are the variables of policy expressions,
-// and the keys of extraNumbers.
+// fixtureCandidate has the id of a prefill engine and numbers about it. The keys of the numbers are
+// the variables of policy expressions, and the keys of extraNumbers.
 type fixtureCandidate map[string]any
 
-// extraNumbers are the numbers that a candidate may have although policy expressions have no variables for them.
+// extraNumbers are the numbers that a candidate may have although policy expressions have no
+// variables for them.
 var extraNumbers = map[string]func(*policy.Engine) *float64{
 	"block_tokens":     func(e *policy.Engine) *float64 { return &e.BlockTokens },
 	"beta2_ms":         func(e *policy.Engine) *float64 { return &e.Beta2 },
@@ -49,7 +50,8 @@ var extraNumbers = map[string]func(*policy.Engine) *float64{
 	"kv_work":          func(e *policy.Engine) *float64 { return &e.KVWork },
 }
 
-// matchedKey is the key of how many prompt tokens the candidate has in its prefix cache. Only whole blocks of them count as a hit.
+// matchedKey is the key of how many prompt tokens the candidate has in its prefix cache. Only whole
+// blocks of them count as a hit.
 const matchedKey = "matched_tokens"
 
 // verdict is the result of a case: whether the policy chose the wanted candidate.
@@ -62,7 +64,8 @@ type verdict struct {
 	Scores []policy.Row `json:"scores"`
 }
 
-// String returns the line that is printed for a case. If the policy chose another candidate than the case wants, the line has all scores.
+// String returns the line that is printed for a case. If the policy chose another candidate than
+// the case wants, the line has all scores.
 func (v verdict) String() string {
 	if v.OK {
 		return fmt.Sprintf("ok   %s: %s chooses %s", v.Name, v.Policy, v.Chosen)
@@ -105,7 +108,8 @@ func runFixture(file string, cfg *config.Config) ([]verdict, error) {
 	return all, nil
 }
 
-// decide lets the policy choose among the candidates of the case. It fails if the case itself is invalid.
+// decide lets the policy choose among the candidates of the case. It fails if the case itself is
+// invalid.
 func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdict, error) {
 	p, err := library.Parse(cmp.Or(f.Policy, cfg.Prefill.Policy))
 	switch {
@@ -144,10 +148,11 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	}, nil
 }
 
-// setIndicators sets the indicators of a candidate, the values from which a policy chooses. An indicator that the case does not give has
-// the value of an idle engine with the prefill times of the config. A case may give three kinds of numbers: indicators, which are variables
-// of policy expressions; extraNumbers, for which expressions have no variables; and the prompt tokens in the prefix cache, from which
-// SetPrompt computes further indicators.
+// setIndicators sets the indicators of a candidate, the values from which a policy chooses. An
+// indicator that the case does not give has the value of an idle engine with the prefill times of
+// the config. A case may give three kinds of numbers: indicators, which are variables of policy
+// expressions; extraNumbers, for which expressions have no variables; and the prompt tokens in the
+// prefix cache, from which SetPrompt computes further indicators.
 func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *config.Config) error {
 	id, _ := f["id"].(string)
 	if id == "" {
@@ -186,7 +191,8 @@ func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *c
 	return nil
 }
 
-// derivedIndicators are the indicators that are computed from other indicators and the prompt, so that a case cannot give them.
+// derivedIndicators are the indicators that are computed from other indicators and the prompt, so
+// that a case cannot give them.
 var derivedIndicators = []string{"prompt_tokens", "hit_tokens", "hit_ratio", "new_tokens", "p_tokens", "max_bs", "min_bs", "mean_bs", "n"}
 
 // indicatorsOf returns the indicators in i that a case may give, by name.

@@ -16,13 +16,14 @@ import (
 	"evenkeel/internal/race"
 )
 
-// footprints is the list of the files that must be opened where a capability changes although they are not its own.
+// footprints is the list of the files that must be opened where a capability changes although they
+// are not its own.
 const footprints = "testdata/footprints.txt"
 
 var updateFootprints = flag.Bool("update-footprints", false, "write "+footprints+" anew")
 
-// capability is a part of evenkeel that users can name. Its own are folders, files, and names whatever their place. A package that
-// only hands a capability's values on is among its own.
+// capability is a part of evenkeel that users can name. Its own are folders, files, and names
+// whatever their place. A package that only hands a capability's values on is among its own.
 type capability struct {
 	name string
 	own  []string
@@ -54,8 +55,9 @@ func (c *capability) owns(file string) bool {
 	return slices.Contains(c.own, file) || slices.Contains(c.own, filepath.Dir(file))
 }
 
-// A capability is attached at few places. The list has each file that uses its identifiers and is not its own. It may shrink; a
-// change that makes it longer shows that in the list, where its reader sees it.
+// A capability is attached at few places. The list has each file that uses its identifiers and is
+// not its own. It may shrink; a change that makes it longer shows that in the list, where its
+// reader sees it.
 func TestFootprintsOfCapabilities(t *testing.T) {
 	race.Alone(t)
 	says := make([]*regexp.Regexp, len(capabilities))
@@ -125,7 +127,8 @@ func TestFootprintsOfCapabilities(t *testing.T) {
 	require.Empty(t, less, "these files do so no more: "+mend)
 }
 
-// declaring are the files that an identifier stands for: its own, and for another name of a type that of the type.
+// declaring are the files that an identifier stands for: its own, and for another name of a type
+// that of the type.
 func declaring(p *typed, obj types.Object) []string {
 	at := func(o types.Object) string {
 		return filepath.Join(strings.TrimPrefix(o.Pkg().Path(), "evenkeel/"), p.file(o.Pos()))

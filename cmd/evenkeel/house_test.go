@@ -32,7 +32,8 @@ func rowsOf(t *testing.T, head string) (rows []string) {
 
 var inSpan = regexp.MustCompile("`([^`]+)`")
 
-// Each row of these tables names files, and what one of them declares: a function, a method as Type.method, a type, a variable.
+// Each row of these tables names files, and what one of them declares: a function, a method as
+// Type.method, a type, a variable.
 func TestTheFilesOfTheArchitectureDeclareWhatItNames(t *testing.T) {
 	rows := append(rowsOf(t, "| question |"), rowsOf(t, "| rule |")...)
 	require.Greater(t, len(rows), 30)

@@ -188,7 +188,8 @@ func TestTheTableOfPiecesIsTheList(t *testing.T) {
 	}
 }
 
-// What only runs in a whole proxy is measured nowhere (ARCHITECTURE.md). So whoever starts one stands in PROXIES of the Makefile.
+// What only runs in a whole proxy is measured nowhere (ARCHITECTURE.md). So whoever starts one
+// stands in PROXIES of the Makefile.
 func TestFewPackagesStartAProxy(t *testing.T) {
 	race.Alone(t)
 	root, start := filepath.Join("..", ".."), map[string]bool{}

@@ -39,8 +39,9 @@ Comments in the file say what each engine told, and what it did not tell. If som
 Then run evenkeel check --config evenkeel.yaml --probe.`
 }
 
-// Run writes the config file, and prints on stderr what to do next. It fails if the file exists. If some engines of --probe do not answer,
-// it writes the file and then fails, so that a script notices that the file is not complete.
+// Run writes the config file, and prints on stderr what to do next. It fails if the file exists. If
+// some engines of --probe do not answer, it writes the file and then fails, so that a script
+// notices that the file is not complete.
 func (c *initCmd) Run(std streams) error {
 	if c.Out == "-" {
 		c.Out = "" // empty: the config goes to stdout
@@ -93,8 +94,9 @@ func (c *initCmd) Run(std streams) error {
 	return nil
 }
 
-// askEngines asks the engines for their roles and settings, and completes the entries by their answers. keyEnv is the environment variable
-// with the engines' API key. It fails only if ctx ends, by a signal: an engine that does not answer is marked as dead in its entry.
+// askEngines asks the engines for their roles and settings, and completes the entries by their
+// answers. keyEnv is the environment variable with the engines' API key. It fails only if ctx ends,
+// by a signal: an engine that does not answer is marked as dead in its entry.
 func askEngines(ctx context.Context, messages io.Writer, entries []draft.Entry, keyEnv string) error {
 	fmt.Fprintf(messages, "asking %d engines\n", len(entries))
 	draft.Ask(ctx, entries, keyEnv)
@@ -104,8 +106,9 @@ func askEngines(ctx context.Context, messages io.Writer, entries []draft.Entry, 
 	return nil
 }
 
-// checkAnswers fails if the entries are too little for a config: no engine answered, or none has a role. It prints which engines did not
-// answer. dead and roleless are the addresses of engines that did not answer, and of those that answered but did not tell their role.
+// checkAnswers fails if the entries are too little for a config: no engine answered, or none has a
+// role. It prints which engines did not answer. dead and roleless are the addresses of engines that
+// did not answer, and of those that answered but did not tell their role.
 func checkAnswers(messages io.Writer, entries []draft.Entry, dead, roleless []string) error {
 	if len(dead) > 0 && len(dead) == len(entries) {
 		return fmt.Errorf("no engine answered, and nothing was written: %s; start the engines, or give the addresses at which they listen",
@@ -156,7 +159,8 @@ func withoutRole(entries []draft.Entry) (urls []string) {
 	return urls
 }
 
-// shortList returns a text with all names or, if there are more than eight, with the first eight and the number of the others.
+// shortList returns a text with all names or, if there are more than eight, with the first eight
+// and the number of the others.
 func shortList(names []string) string {
 	const most = 8
 	if len(names) <= most {
@@ -165,7 +169,8 @@ func shortList(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// entries returns the engines that flags list, or those of --probe. With --probe, it also sets the retry delay of cfg: see setRetryDelay.
+// entries returns the engines that flags list, or those of --probe. With --probe, it also sets the
+// retry delay of cfg: see setRetryDelay.
 func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	if len(c.Probe) > 0 {
 		c.setRetryDelay(cfg)
@@ -175,7 +180,8 @@ func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	roles := c.engineRoles()
 	for role, e := range cfg.Engines.All() {
 		entry := draft.Entry{Engine: e, Role: role}
-		// The flags of the engine's role, which exist, because asConfig takes the engines from the same list.
+		// The flags of the engine's role, which exist, because asConfig takes the engines from the same
+		// list.
 		flags := roles[slices.IndexFunc(roles, func(l engineFlags) bool { return l.role == role })]
 		if !flags.isGiven() { // no flag named the engine, so its address is a default
 			entry.Notes = []string{"No " + role + " engine was named, so this is where one on this machine would be. Write the address of yours."}
@@ -185,15 +191,17 @@ func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	return list, nil
 }
 
-// setRetryDelay sets the retry delay to evenkeel's own default, unless --retry-delay is given. Before, cfg has the delay of vllm-ascend's
-// example proxy, which is only for users who replace that proxy and keep its flags.
+// setRetryDelay sets the retry delay to evenkeel's own default, unless --retry-delay is given.
+// Before, cfg has the delay of vllm-ascend's example proxy, which is only for users who replace
+// that proxy and keep its flags.
 func (c *initCmd) setRetryDelay(cfg *config.Config) {
 	if c.RetryDelay == nil {
 		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
 	}
 }
 
-// probeEntries returns the engines that --probe lists, with the role if the user gave one. It does not ask the engines.
+// probeEntries returns the engines that --probe lists, with the role if the user gave one. It does
+// not ask the engines.
 func (c *initCmd) probeEntries() (list []draft.Entry, err error) {
 	if slices.ContainsFunc(c.engineRoles(), func(l engineFlags) bool { return l.isGiven() }) {
 		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the " +
@@ -227,7 +235,8 @@ func (c *initCmd) probeEntries() (list []draft.Entry, err error) {
 	return list, nil
 }
 
-// createFile writes a new file. It fails if the file exists. After an error, it leaves no unfinished file behind.
+// createFile writes a new file. It fails if the file exists. After an error, it leaves no
+// unfinished file behind.
 func createFile(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {

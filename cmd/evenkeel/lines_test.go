@@ -32,7 +32,8 @@ const longLines = "testdata/long_lines.txt"
 
 var updateLongLines = flag.Bool("update-long-lines", false, "write the numbers of "+longLines+" that have fallen")
 
-// tableRow is a line of a table. Its columns are read more easily one below the other, however wide they are.
+// tableRow is a line of a table. Its columns are read more easily one below the other, however wide
+// they are.
 var tableRow = regexp.MustCompile(`^\s*(\{.*\},?|"[^"]*":.*,)( //.*)?$`)
 
 // No new line is long, but rows of tables, and what stands between backquotes, such as the help of

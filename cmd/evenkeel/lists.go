@@ -8,9 +8,10 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// spreadLists rewrites each list in the notation of Python's argparse, `--ports 1 2 3`, as repeated flags, `--ports=1 --ports=2 --ports=3`,
-// which kong can read. A list ends at the next word that starts with "-" and is not a number. spreadLists also joins a negative number with
-// the flag before it, because kong would read the number as a flag. It does not change words after "--".
+// spreadLists rewrites each list in the notation of Python's argparse, `--ports 1 2 3`, as repeated
+// flags, `--ports=1 --ports=2 --ports=3`, which kong can read. A list ends at the next word that
+// starts with "-" and is not a number. spreadLists also joins a negative number with the flag
+// before it, because kong would read the number as a flag. It does not change words after "--".
 func spreadLists(args []string, lists map[string]bool) []string {
 	out := make([]string, 0, len(args))
 	flag := "" // the flag to whose list the current words belong; empty: to none
@@ -51,8 +52,8 @@ func isFlag(word string) bool {
 	return err != nil
 }
 
-// listFlags returns the flags, and their aliases, that take lists in the command that args names. The placeholder of such a
-// flag ends in three dots.
+// listFlags returns the flags, and their aliases, that take lists in the command that args names.
+// The placeholder of such a flag ends in three dots.
 func listFlags(root *kong.Node, args []string) map[string]bool {
 	lists := map[string]bool{}
 	if len(args) == 0 {
@@ -73,7 +74,8 @@ func listFlags(root *kong.Node, args []string) map[string]bool {
 	return lists
 }
 
-// flagName returns the flag for a struct field under the name that kong gives it: --prefiller-hosts for PrefillerHosts.
+// flagName returns the flag for a struct field under the name that kong gives it: --prefiller-hosts
+// for PrefillerHosts.
 func flagName(f reflect.StructField) string {
 	if name := f.Tag.Get("name"); name != "" {
 		return "--" + name

@@ -14,9 +14,10 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// loadCmd sends requests to a server. With --trace alone, it sends them at the times of the trace. With --rate, it scales these times to
-// that mean rate; if there are no times, it sends at equal intervals. With --concurrency, it ignores the times, and keeps that many
-// requests in the system (closed loop).
+// loadCmd sends requests to a server. With --trace alone, it sends them at the times of the trace.
+// With --rate, it scales these times to that mean rate; if there are no times, it sends at equal
+// intervals. With --concurrency, it ignores the times, and keeps that many requests in the system
+// (closed loop).
 type loadCmd struct {
 	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Send to this server, such as http://127.0.0.1:8000. If there are several, requests go to them in turn."`
 
@@ -76,7 +77,8 @@ func (c *loadCmd) Run(std streams) error {
 	return err
 }
 
-// config checks the flags, reads the trace, and returns the config of the load. notes say what is special about the trace.
+// config checks the flags, reads the trace, and returns the config of the load. notes say what is
+// special about the trace.
 func (c *loadCmd) config() (_ load.Config, notes []string, _ error) {
 	var none load.Config
 	if err := c.checkConflicts(); err != nil {
@@ -118,7 +120,8 @@ func (c *loadCmd) config() (_ load.Config, notes []string, _ error) {
 	return cfg, t.Notes(), cfg.Validate()
 }
 
-// checkConflicts returns an error if flags cannot be combined, or if a flag needs another one; nil: the flags fit together.
+// checkConflicts returns an error if flags cannot be combined, or if a flag needs another one; nil:
+// the flags fit together.
 func (c *loadCmd) checkConflicts() error {
 	for _, conflict := range []struct {
 		applies bool

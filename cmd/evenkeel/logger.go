@@ -10,21 +10,24 @@ import (
 	"golang.org/x/term"
 )
 
-// newLogger returns a logger that writes to out: readable lines if out is a terminal, and otherwise JSON lines. It does not drop lines by
-// sampling, because an operator needs every line about a request that failed.
+// newLogger returns a logger that writes to out: readable lines if out is a terminal, and otherwise
+// JSON lines. It does not drop lines by sampling, because an operator needs every line about a
+// request that failed.
 func newLogger(level string, out io.Writer) (*zap.Logger, error) {
 	l, err := zapcore.ParseLevel(level)
 	if err != nil {
 		return nil, err
 	}
 	enc := logEncoder(isTerminal(out))
-	// logOutput has an encoder of its own for the one line that it makes itself: how many lines could not be written.
+	// logOutput has an encoder of its own for the one line that it makes itself: how many lines could
+	// not be written.
 	sink := &logOutput{out: out, enc: enc.Clone()}
 	core := zapcore.NewCore(enc, zapcore.Lock(zapcore.AddSync(sink)), l)
 	return zap.New(core, zap.AddCaller(), zap.AddStacktrace(zapcore.DPanicLevel)), nil
 }
 
-// logEncoder returns the encoder of log lines. A line for people has the time of day, the level, the message, and the fields as JSON.
+// logEncoder returns the encoder of log lines. A line for people has the time of day, the level,
+// the message, and the fields as JSON.
 func logEncoder(forPeople bool) zapcore.Encoder {
 	cfg := zap.NewProductionEncoderConfig()
 	if !forPeople {
@@ -45,8 +48,8 @@ func isTerminal(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// logOutput writes log lines. It counts the lines that cannot be written, because the reader of a pipe has ended or a disk is full, and
-// writes their number once writing works again.
+// logOutput writes log lines. It counts the lines that cannot be written, because the reader of a
+// pipe has ended or a disk is full, and writes their number once writing works again.
 type logOutput struct {
 	out  io.Writer
 	enc  zapcore.Encoder

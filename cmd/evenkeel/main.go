@@ -1,4 +1,5 @@
-// Command evenkeel is the proxy between clients and prefill and decode engines. It also has tools to test the proxy and to compare
+// Command evenkeel is the proxy between clients and prefill and decode engines. It also has tools
+// to test the proxy and to compare
 // policies: reference engines, load, demo, simulator and others.
 package main
 
@@ -45,8 +46,8 @@ func main() {
 	os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr}))
 }
 
-// run parses and executes a command line. It returns the exit status: 0 if the work is done, 1 if the work failed, 2 if the
-// command line is wrong.
+// run parses and executes a command line. It returns the exit status: 0 if the work is done, 1 if
+// the work failed, 2 if the command line is wrong.
 func run(args []string, std streams) int {
 	var cli commands
 	helpPrinted := false // kong has printed a help text, and has then called the function of kong.Exit
@@ -91,7 +92,8 @@ func run(args []string, std streams) int {
 	return 1
 }
 
-// printParseError prints what is wrong with a command line, and which command line shows what is right.
+// printParseError prints what is wrong with a command line, and which command line shows what is
+// right.
 func printParseError(w io.Writer, root *kong.Node, args []string, err error) {
 	fmt.Fprintf(w, "evenkeel: %v%s%s\n", err, configFlagHint(args), longFlagHint(root, args))
 	var parseErr *kong.ParseError
@@ -104,8 +106,9 @@ func printParseError(w io.Writer, root *kong.Node, args []string, err error) {
 	}
 }
 
-// expandShortForms returns a command line without short forms: -v becomes version, help COMMAND becomes COMMAND --help, and an empty line
-// becomes --help. A line that begins with a flag of serve gets the command serve in front. args itself does not change.
+// expandShortForms returns a command line without short forms: -v becomes version, help COMMAND
+// becomes COMMAND --help, and an empty line becomes --help. A line that begins with a flag of serve
+// gets the command serve in front. args itself does not change.
 func expandShortForms(root *kong.Node, args []string) []string {
 	switch {
 	case len(args) == 0:
@@ -120,7 +123,8 @@ func expandShortForms(root *kong.Node, args []string) []string {
 	return args
 }
 
-// configFlagHint returns a hint for a user who has named a config file without --config; empty: that is not the mistake.
+// configFlagHint returns a hint for a user who has named a config file without --config; empty:
+// that is not the mistake.
 func configFlagHint(args []string) string {
 	takesConfig := len(args) == 2 && (args[0] == "serve" || args[0] == "check")
 	if !takesConfig || strings.HasPrefix(args[1], "-") {
@@ -129,8 +133,9 @@ func configFlagHint(args []string) string {
 	return fmt.Sprintf("; a config file is given as --config %s", args[1])
 }
 
-// longFlagHint returns a hint for a user who has written a long flag with one dash, as Go's own programs allow; empty: that is not the
-// mistake. kong reads such a word as several flags of one letter.
+// longFlagHint returns a hint for a user who has written a long flag with one dash, as Go's own
+// programs allow; empty: that is not the mistake. kong reads such a word as several flags of one
+// letter.
 func longFlagHint(root *kong.Node, args []string) string {
 	command := subcommandOf(root, args[0])
 	if command == nil {
@@ -157,15 +162,17 @@ func printHelpHint(w io.Writer, command string) {
 	fmt.Fprintf(w, "evenkeel %s --help lists what it takes\n", commandName(command))
 }
 
-// commandName returns the name of a command, such as "keys new", without the arguments that kong appends to it.
+// commandName returns the name of a command, such as "keys new", without the arguments that kong
+// appends to it.
 func commandName(command string) string {
 	name, _, _ := strings.Cut(command, " <")
 	return name
 }
 
-// helpVariables returns an option that fills in the variables of flags' help texts, such as ${policies}. kong.Vars could do this too, but
-// kong looks for variables in all its Vars anew for each of three hundred flags: with these long lists, that is two thirds of the time
-// until a command begins.
+// helpVariables returns an option that fills in the variables of flags' help texts, such as
+// ${policies}. kong.Vars could do this too, but kong looks for variables in all its Vars anew for
+// each of three hundred flags: with these long lists, that is two thirds of the time until a
+// command begins.
 func helpVariables() kong.Option {
 	values := strings.NewReplacer(
 		"${policies}", policyNames(),

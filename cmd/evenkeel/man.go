@@ -9,7 +9,8 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// manCmd writes the manual page. It uses the help texts of the commands, so that the page cannot differ from --help.
+// manCmd writes the manual page. It uses the help texts of the commands, so that the page cannot
+// differ from --help.
 type manCmd struct{}
 
 // Run writes the page to stdout, in the roff format.
@@ -31,7 +32,8 @@ func (manCmd) Run(ctx *kong.Context, std streams) error {
 	return err
 }
 
-// writeManSection writes the section of one command, with its arguments and flags that are not hidden.
+// writeManSection writes the section of one command, with its arguments and flags that are not
+// hidden.
 func writeManSection(b *bytes.Buffer, c *kong.Node) {
 	fmt.Fprintf(b, ".SS \"%s\"\n%s\n", escapeRoff(c.Summary()), escapeRoff(c.Help))
 	if c.Detail != "" {
@@ -48,7 +50,8 @@ func writeManSection(b *bytes.Buffer, c *kong.Node) {
 	}
 }
 
-// indentedLines matches lines that begin with a space, such as examples, whose line breaks must stay.
+// indentedLines matches lines that begin with a space, such as examples, whose line breaks must
+// stay.
 var indentedLines = regexp.MustCompile(`(?m)(^ .*\n)+`)
 
 // escapeRoff escapes a text so that the formatter of manual pages shows it unchanged.

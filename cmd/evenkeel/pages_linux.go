@@ -9,11 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropProgramPages saves memory: it makes the kernel drop the pages of the program file from this process. A page that is used again comes
-// back from the page cache. Most of the file is read at the start, because every package prepares its tables, even packages of other
-// subcommands. Afterwards, serve needs only a third of the file.
+// dropProgramPages saves memory: it makes the kernel drop the pages of the program file from this
+// process. A page that is used again comes back from the page cache. Most of the file is read at
+// the start, because every package prepares its tables, even packages of other subcommands.
+// Afterwards, serve needs only a third of the file.
 //
-// A part of the program in memory that differs from the file is not dropped, because a debugger may have written to it.
+// A part of the program in memory that differs from the file is not dropped, because a debugger may
+// have written to it.
 func dropProgramPages() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {

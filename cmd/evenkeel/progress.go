@@ -33,7 +33,8 @@ func newProgress(out io.Writer) *progress {
 // newLineProgress returns a progress that writes lines even to a terminal.
 func newLineProgress(out io.Writer) *progress { return &progress{out: out, lastLineAt: time.Now()} }
 
-// update shows that done of total steps are complete; total <= 0: the total is not known. line is the text to write if there is no bar.
+// update shows that done of total steps are complete; total <= 0: the total is not known. line is
+// the text to write if there is no bar.
 func (p *progress) update(done, total int, line string) {
 	if p.bar == nil { // a line every five seconds
 		if time.Since(p.lastLineAt) >= 5*time.Second {
@@ -62,7 +63,8 @@ func (p *progress) showLoad(now load.Progress) {
 		now.Ended, of, now.OK, now.Failed, now.Cancelled, now.Sent-now.Ended))
 }
 
-// showTrial shows how many requests of a block of a trial have ended. what is the name of the block.
+// showTrial shows how many requests of a block of a trial have ended. what is the name of the
+// block.
 func (p *progress) showTrial(now load.Progress, what string) {
 	if p.bar != nil {
 		p.bar.Describe(what)

@@ -19,7 +19,8 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// serveCmd runs the proxy. Without --config, it accepts the command line of vllm-ascend's load_balance_proxy_server_example.py.
+// serveCmd runs the proxy. Without --config, it accepts the command line of vllm-ascend's
+// load_balance_proxy_server_example.py.
 type serveCmd struct {
 	Config string `short:"c" placeholder:"FILE" help:"Read the config from FILE. docs/configuration.md lists every key."`
 
@@ -61,7 +62,8 @@ The log goes to stderr: readable lines on a terminal, JSON lines anywhere else.
 The proxy goes on if stdout or stderr is closed. It loses the lines that it cannot write, and logs their number once it can write again.`
 }
 
-// Run serves until SIGTERM or SIGINT, and then lets streams finish. A second signal ends them at once.
+// Run serves until SIGTERM or SIGINT, and then lets streams finish. A second signal ends them at
+// once.
 func (c *serveCmd) Run(streams) error {
 	signal.Ignore(syscall.SIGPIPE) // if the program that reads the logs ends, running streams must go on
 	cfg, err := c.loadConfig()
@@ -114,9 +116,11 @@ func (c *serveCmd) Run(streams) error {
 	return nil
 }
 
-// reloadUntilSignal waits for a signal in signals and returns it. Meanwhile, it reloads the config on each signal in reloads. A reload that
-// hangs, for example on a disk that does not answer, does not delay the return. It also takes the pages of the program file out of memory,
-// at once and then every dropPagesEvery. A page comes back when the program uses it again, so only the pages in use stay in memory.
+// reloadUntilSignal waits for a signal in signals and returns it. Meanwhile, it reloads the config
+// on each signal in reloads. A reload that hangs, for example on a disk that does not answer, does
+// not delay the return. It also takes the pages of the program file out of memory, at once and then
+// every dropPagesEvery. A page comes back when the program uses it again, so only the pages in use
+// stay in memory.
 func reloadUntilSignal(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap.Logger) os.Signal {
 	dropPages := func() {
 		if err := dropProgramPages(); err != nil {
@@ -158,13 +162,15 @@ func reloadOn(reloads <-chan os.Signal, ended <-chan struct{}, g *gateway.Gatewa
 	}
 }
 
-// dropPagesEvery is the time between two calls of dropProgramPages. It bounds how long a page of the program stays in memory that was used
-// only once, for example by the self-test or in a burst of requests.
+// dropPagesEvery is the time between two calls of dropProgramPages. It bounds how long a page of
+// the program stays in memory that was used only once, for example by the self-test or in a burst
+// of requests.
 const dropPagesEvery = 10 * time.Second
 
-// shutDown first waits for the time grace, so that load balancers notice the drain. Then running streams have the time limit to finish.
-// A second signal ends both waits. Streams that have not finished are then cut, and the proxy has the time gateway.CutTime to end. One
-// more signal ends this wait, too.
+// shutDown first waits for the time grace, so that load balancers notice the drain. Then running
+// streams have the time limit to finish. A second signal ends both waits. Streams that have not
+// finished are then cut, and the proxy has the time gateway.CutTime to end. One more signal ends
+// this wait, too.
 func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
 	ctx, cancel := context.WithTimeout(context.Background(), grace+limit)
 	defer cancel()
@@ -196,8 +202,9 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 	}
 }
 
-// loadConfig reads the config file or, without --config, makes a config from the flags, and validates it. With --config, it refuses the
-// flags of exampleProxyFlags, because their values belong in the file.
+// loadConfig reads the config file or, without --config, makes a config from the flags, and
+// validates it. With --config, it refuses the flags of exampleProxyFlags, because their values
+// belong in the file.
 func (c *serveCmd) loadConfig() (*config.Config, error) {
 	if c.Config == "" {
 		cfg, err := c.asConfig()
@@ -227,8 +234,8 @@ func (c *serveCmd) applyFlags(cfg *config.Config) {
 	cfg.SelfTest = cfg.SelfTest && c.SelfTest // --no-self-test switches the self-test off; no flag switches it on
 }
 
-// applyOverrides sets those values of a config for which the user has given flags. It records the flags, so that errors
-// about these values name the flag.
+// applyOverrides sets those values of a config for which the user has given flags. It records the
+// flags, so that errors about these values name the flag.
 func (c *overrides) applyOverrides(cfg *config.Config) {
 	for _, f := range []struct {
 		flag, value string
@@ -247,7 +254,8 @@ func (c *overrides) applyOverrides(cfg *config.Config) {
 	}
 }
 
-// translateLogLevel returns evenkeel's name for a log level of vllm-ascend's proxy. Any other name is returned in lower case.
+// translateLogLevel returns evenkeel's name for a log level of vllm-ascend's proxy. Any other name
+// is returned in lower case.
 func translateLogLevel(level string) string {
 	switch l := strings.ToLower(level); l {
 	case "warning":

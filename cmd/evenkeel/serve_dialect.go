@@ -15,8 +15,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// exampleProxyFlags has the flags of vllm-ascend's example proxy, and flags for settings of engines that the example proxy lacks. A flag
-// that was not given has its zero value, by which usedFlags recognises it.
+// exampleProxyFlags has the flags of vllm-ascend's example proxy, and flags for settings of engines
+// that the example proxy lacks. A flag that was not given has its zero value, by which usedFlags
+// recognises it.
 type exampleProxyFlags struct {
 	Host           string   `group:"ascend" placeholder:"ADDR" help:"Listen at this address (default: localhost)."`
 	Port           *int     `group:"ascend" placeholder:"PORT" help:"Listen at this port (default: 8000)."`
@@ -28,7 +29,8 @@ type exampleProxyFlags struct {
 	RetryDelay     *float64 `group:"ascend" placeholder:"SECONDS" help:"Wait this long before the first retry (default: 0.001)."`
 
 	Workers int `group:"ascend" hidden:""` // ignored, because it is a setting of uvicorn, the web server of the example proxy
-	// MaxWaitingRetries is ignored, because evenkeel checks an engine that is down as long as the engine is listed.
+	// MaxWaitingRetries is ignored, because evenkeel checks an engine that is down as long as the
+	// engine is listed.
 	MaxWaitingRetries    int     `group:"ascend" hidden:""`
 	WaitingRetryInterval float64 `group:"ascend" hidden:""`
 
@@ -43,11 +45,12 @@ type exampleProxyFlags struct {
 	AggregatedDataParallelSize int    `group:"engines" placeholder:"N" help:"Each aggregated address has this many DP ranks, and a header chooses one (default: one rank, without a header)."`
 }
 
-// engineKeyEnv is the environment variable from which vllm-ascend's proxy takes the engines' API key.
+// engineKeyEnv is the environment variable from which vllm-ascend's proxy takes the engines' API
+// key.
 const engineKeyEnv = "OPENAI_API_KEY"
 
-// asConfig returns the config that the flags describe. It is not validated yet. asConfig also records the flags in it, so that errors of
-// the validation name the flag.
+// asConfig returns the config that the flags describe. It is not validated yet. asConfig also
+// records the flags in it, so that errors of the validation name the flag.
 func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	cfg := config.Default()
 	host, port := cmp.Or(d.Host, "localhost"), 8000
@@ -78,8 +81,8 @@ func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	return cfg, nil
 }
 
-// setRetries sets the number of attempts and the delay before the first retry by --max-retries and --retry-delay. Without --retry-delay,
-// the delay is that of the example proxy.
+// setRetries sets the number of attempts and the delay before the first retry by --max-retries and
+// --retry-delay. Without --retry-delay, the delay is that of the example proxy.
 func (d *exampleProxyFlags) setRetries(cfg *config.Config) {
 	if d.MaxRetries != nil {
 		cfg.Prefill.Retry.Attempts = *d.MaxRetries
@@ -95,8 +98,8 @@ func (d *exampleProxyFlags) setRetries(cfg *config.Config) {
 	}
 }
 
-// setProfiles sets the two default profiles by --connector and the API key: one for prefill and decode engines, and one for
-// aggregated engines.
+// setProfiles sets the two default profiles by --connector and the API key: one for prefill and
+// decode engines, and one for aggregated engines.
 func (d *exampleProxyFlags) setProfiles(cfg *config.Config) {
 	profile, aggregated := mooncake.Profile{Connector: d.Connector}, mooncake.Profile{Connector: mooncake.None}
 	if d.Connector == mooncake.SGLang { // aggregated engines hand nothing over, but this connector also means that they have SGLang's API
@@ -106,7 +109,8 @@ func (d *exampleProxyFlags) setProfiles(cfg *config.Config) {
 		profile.APIKeyEnv, aggregated.APIKeyEnv = engineKeyEnv, engineKeyEnv
 	}
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: profile, config.DefaultAggregated: aggregated}
-	// Errors about the first profile then name the flag. The connector of the second one was chosen above, so it is always valid.
+	// Errors about the first profile then name the flag. The connector of the second one was chosen
+	// above, so it is always valid.
 	cfg.Flag("profiles."+config.DefaultProfile, "--connector")
 }
 
@@ -119,9 +123,11 @@ type engineFlags struct {
 	ranks        int // the number of DP ranks behind one address
 }
 
-// engineRoles returns the roles of which the config gets engines, each with the flags that list them. Aggregated engines, which prefill and
-// decode, are in the result only if the flags list some, and alone if the flags list no others. In all other cases prefill and decode are
-// both in the result, because they work in pairs: a role of which the flags list no engine gets one on this machine, at its default port.
+// engineRoles returns the roles of which the config gets engines, each with the flags that list
+// them. Aggregated engines, which prefill and decode, are in the result only if the flags list
+// some, and alone if the flags list no others. In all other cases prefill and decode are both in
+// the result, because they work in pairs: a role of which the flags list no engine gets one on this
+// machine, at its default port.
 func (d *exampleProxyFlags) engineRoles() []engineFlags {
 	all := []engineFlags{
 		{"prefill", "prefiller", d.PrefillerHosts, d.PrefillerPorts, 8001, d.PrefillDataParallelSize},
@@ -142,9 +148,10 @@ func (d *exampleProxyFlags) engineRoles() []engineFlags {
 // isGiven says whether the user has given a flag that lists engines of this role.
 func (l *engineFlags) isGiven() bool { return len(l.hosts)+len(l.ports) > 0 }
 
-// addEngines adds the engines that the flags list for a role to the config, and records the flags for error messages. The flags for hosts
-// and ports have the names that they have in vllm-ascend's proxy (flagPrefix: prefiller, decoder). The flag for the number of ranks is
-// evenkeel's own, and has the name of the role.
+// addEngines adds the engines that the flags list for a role to the config, and records the flags
+// for error messages. The flags for hosts and ports have the names that they have in vllm-ascend's
+// proxy (flagPrefix: prefiller, decoder). The flag for the number of ranks is evenkeel's own, and
+// has the name of the role.
 func (d *exampleProxyFlags) addEngines(cfg *config.Config, l engineFlags) error {
 	engines, err := parseEngineList(l.flagPrefix, l.hosts, l.ports, l.defaultPort)
 	if err != nil {
@@ -170,8 +177,9 @@ func (d *exampleProxyFlags) addEngines(cfg *config.Config, l engineFlags) error 
 	return nil
 }
 
-// listenForCallbacks sets the address at which the proxy receives callbacks of decode engines, if the connector has callbacks. The default
-// is the port after the port for clients, although vllm-ascend's layerwise example uses one port for both.
+// listenForCallbacks sets the address at which the proxy receives callbacks of decode engines, if
+// the connector has callbacks. The default is the port after the port for clients, although
+// vllm-ascend's layerwise example uses one port for both.
 func (d *exampleProxyFlags) listenForCallbacks(cfg *config.Config, host string, port int) error {
 	switch bare := strings.Trim(host, "[]"); {
 	case d.Connector != mooncake.AscendLayerwise && d.Metaserver != "":
@@ -193,7 +201,8 @@ func (d *exampleProxyFlags) listenForCallbacks(cfg *config.Config, host string, 
 	return nil
 }
 
-// parseEngineList returns one engine per host and port, which the flags --SIDE-hosts and --SIDE-ports list in the same order.
+// parseEngineList returns one engine per host and port, which the flags --SIDE-hosts and
+// --SIDE-ports list in the same order.
 func parseEngineList(side string, hosts, ports []string, defaultPort int) ([]config.Engine, error) {
 	for _, host := range hosts {
 		if problem := hostProblem(host); problem != "" {
@@ -229,7 +238,8 @@ func parseEngineList(side string, hosts, ports []string, defaultPort int) ([]con
 	return list, nil
 }
 
-// hostProblem says what is wrong with a host on the command line, and what to write instead; empty: the host is valid.
+// hostProblem says what is wrong with a host on the command line, and what to write instead; empty:
+// the host is valid.
 func hostProblem(host string) string {
 	problem := config.HostProblem(strings.Trim(host, "[]"))
 	switch {
@@ -241,7 +251,8 @@ func hostProblem(host string) string {
 	return problem + "; write a name or an address alone, and its port with the flag for ports"
 }
 
-// portProblem says what is wrong with a port on the command line, and what to write instead; empty: the port is valid.
+// portProblem says what is wrong with a port on the command line, and what to write instead; empty:
+// the port is valid.
 func portProblem(port string) string {
 	if strings.Contains(port, ",") {
 		return "is a list separated by commas; separate ports by spaces"
@@ -252,8 +263,8 @@ func portProblem(port string) string {
 	return ""
 }
 
-// usedFlags returns the flags that the user has given and that cannot be combined with --config. Hidden flags can be combined,
-// because they are ignored anyway.
+// usedFlags returns the flags that the user has given and that cannot be combined with --config.
+// Hidden flags can be combined, because they are ignored anyway.
 func (d *exampleProxyFlags) usedFlags() (flags []string) {
 	given := reflect.ValueOf(*d)
 	for _, f := range reflect.VisibleFields(given.Type()) {

@@ -19,11 +19,12 @@ const (
 	selfTestLimit    = 5 * time.Minute // longest time that the test may take
 )
 
-// errTooLong is the error of the request that runs when the test is ended because it has taken selfTestLimit.
+// errTooLong is the error of the request that runs when the test is ended because it has taken
+// selfTestLimit.
 var errTooLong = fmt.Errorf("the self-test may take %v", selfTestLimit)
 
-// startSelfTest starts a test of the engines in the background, which logs its findings. The proxy serves clients meanwhile. The function
-// end stops the test and waits for its end.
+// startSelfTest starts a test of the engines in the background, which logs its findings. The proxy
+// serves clients meanwhile. The function end stops the test and waits for its end.
 func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end func()) {
 	if !cfg.SelfTest {
 		return func() {}
@@ -45,8 +46,8 @@ func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end
 	return func() { cancel(); <-done }
 }
 
-// awaitEngines waits until the proxy is ready, no engine is halted, and all engines are up. It waits at most selfTestPatience for engines
-// that are down. It returns false if ctx ends first.
+// awaitEngines waits until the proxy is ready, no engine is halted, and all engines are up. It
+// waits at most selfTestPatience for engines that are down. It returns false if ctx ends first.
 func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
 	tick := time.NewTicker(selfTestPoll)
 	defer tick.Stop()
@@ -71,7 +72,8 @@ func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
 	}
 }
 
-// withOwnRegionOnly returns a config without the engines of other regions, which are tested by the proxies of their own region.
+// withOwnRegionOnly returns a config without the engines of other regions, which are tested by the
+// proxies of their own region.
 func withOwnRegionOnly(cfg *config.Config) *config.Config {
 	reduced := *cfg
 	ofOwnRegion := func(list []config.Engine) (own []config.Engine) {
@@ -93,12 +95,14 @@ func allUp(s *gateway.Status) bool {
 	return !slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return !e.Up })
 }
 
-// anyHalted says whether an engine is halted: it is paused, or its group re-forms. A request of the test would only wait there.
+// anyHalted says whether an engine is halted: it is paused, or its group re-forms. A request of the
+// test would only wait there.
 func anyHalted(s *gateway.Status) bool {
 	return slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return e.State == "halted" })
 }
 
-// logFindings logs each finding at the log level of its severity, and then the number of findings of each level.
+// logFindings logs each finding at the log level of its severity, and then the number of findings
+// of each level.
 func logFindings(log *zap.Logger, findings []selftest.Finding) {
 	count := map[selftest.Level]int{}
 	for _, f := range findings {

@@ -29,7 +29,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// simulateCmd compares policies in a simulator that replays a trace, or lets them decide on the recorded snapshots of a decision log.
+// simulateCmd compares policies in a simulator that replays a trace, or lets them decide on the
+// recorded snapshots of a decision log.
 type simulateCmd struct {
 	Trace     string        `tier:"decode,aggregated,prefill" placeholder:"FILE|synth:NAME" help:"Replay the requests of FILE, CSV or JSON lines, gzipped or not (docs/traces.md has the columns), or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
 	Format    string        `tier:"decode,aggregated,prefill" enum:"auto,azure,mooncake" default:"auto" help:"The trace has this format: auto, azure (any CSV) or mooncake (any JSON lines) (default: ${default})."`
@@ -68,8 +69,9 @@ type simulateCmd struct {
 	deployment *laws.Entry // the deployment that --law names; nil: none
 }
 
-// Run runs the simulation of the tier, or replays the decision log of --log. It fails if the user interrupts it. With --law, it first looks
-// up the law: how long the steps of a known deployment take. The law sets the number of ranks, and the slots unless the user has given
+// Run runs the simulation of the tier, or replays the decision log of --log. It fails if the user
+// interrupts it. With --law, it first looks up the law: how long the steps of a known deployment
+// take. The law sets the number of ranks, and the slots unless the user has given
 // --slots.
 func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if err := c.refuseUselessFlags(k); err != nil { // flags that would have no effect
@@ -132,8 +134,8 @@ func printReport(out io.Writer, r *report.Report, columns []report.Metric) error
 // defaultDecodePolicies is the default of --policies for the decode tier if --law is not given.
 const defaultDecodePolicies = "jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel"
 
-// errorOrSignal returns err. If a signal from the user caused it, errorOrSignal prints that the run was ended, and returns
-// errFailed instead.
+// errorOrSignal returns err. If a signal from the user caused it, errorOrSignal prints that the run
+// was ended, and returns errFailed instead.
 func errorOrSignal(ctx context.Context, std streams, err error) error {
 	if err != nil && ctx.Err() != nil {
 		fmt.Fprintln(std.err, "ended by a signal; what was simulated so far is not shown")
@@ -150,7 +152,8 @@ var (
 		report.SamePairs}
 )
 
-// makeReport runs the simulation of the decode tier, or replays a decision log. It returns the report, and the columns for its table.
+// makeReport runs the simulation of the decode tier, or replays a decision log. It returns the
+// report, and the columns for its table.
 func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (_ *report.Report, columns []report.Metric, _ error) {
 	if c.Log != "" {
 		r, err := c.replayLog(ctx, progress)
@@ -178,7 +181,8 @@ func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (_ *re
 	return r, simulatedColumns, nil
 }
 
-// makePlan makes the plan of the simulation from the flags, and validates it. It also returns the name of the trace.
+// makePlan makes the plan of the simulation from the flags, and validates it. It also returns the
+// name of the trace.
 func (c *simulateCmd) makePlan() (_ *decode.Plan, traceName string, _ error) {
 	if c.Workers < 1 {
 		return nil, "", fmt.Errorf("--workers %d: at least 1", c.Workers)
@@ -226,8 +230,8 @@ func (c *simulateCmd) uniformFleet() decode.Fleet {
 	return f
 }
 
-// parseLoad reads --load and --pool: a closed loop, or an open loop at a share of what ranks with equal loads could serve. f is
-// used only for a closed loop.
+// parseLoad reads --load and --pool: a closed loop, or an open loop at a share of what ranks with
+// equal loads could serve. f is used only for a closed loop.
 func (c *simulateCmd) parseLoad(f *decode.Fleet) (decode.Load, error) {
 	if c.Load == "closed" {
 		pool := 4 * f.Ranks() // the default of --pool, as its help text says
@@ -250,8 +254,9 @@ func (c *simulateCmd) parseLoad(f *decode.Fleet) (decode.Load, error) {
 	return decode.Load{Rho: rho}, nil
 }
 
-// setBinding sets, by the flags, whether requests get their decode ranks before or after the prefill, and how long a prefill takes. It also
-// sets Ahead: how many requests beyond its slots a rank may have if it gets them before their prefill, in which they need no slot.
+// setBinding sets, by the flags, whether requests get their decode ranks before or after the
+// prefill, and how long a prefill takes. It also sets Ahead: how many requests beyond its slots a
+// rank may have if it gets them before their prefill, in which they need no slot.
 func (c *simulateCmd) setBinding(l *decode.Load) error {
 	l.AtArrival = c.Bind == bindArrival
 	l.Prefill = &decode.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
@@ -273,11 +278,12 @@ func (c *simulateCmd) setBinding(l *decode.Load) error {
 	return nil
 }
 
-// bindArrival is the value of --bind with which requests get their decode rank before their prefill.
+// bindArrival is the value of --bind with which requests get their decode rank before their
+// prefill.
 const bindArrival = "arrival"
 
-// setPredictor sets the predictor of the plan by --predictor: a kind, or a file that evenkeel fit wrote. Without the flag,
-// policies use their own predictors.
+// setPredictor sets the predictor of the plan by --predictor: a kind, or a file that evenkeel fit
+// wrote. Without the flag, policies use their own predictors.
 func (c *simulateCmd) setPredictor(plan *decode.Plan) error {
 	if c.Predictor == "" {
 		return nil
@@ -316,7 +322,8 @@ func (c *simulateCmd) setTrace(plan *decode.Plan) (traceName string, _ error) {
 	return name, err
 }
 
-// readTrace returns the trace of --trace and its name. drawn is the number of requests if the trace is random and not read from a file.
+// readTrace returns the trace of --trace and its name. drawn is the number of requests if the trace
+// is random and not read from a file.
 func (c *simulateCmd) readTrace(drawn int) (_ *trace.Trace, traceName string, _ error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		t, err := trace.Synth(name, drawn, 1) // 1 is the seed
@@ -332,7 +339,8 @@ func (c *simulateCmd) readTrace(drawn int) (_ *trace.Trace, traceName string, _ 
 	return t, filepath.Base(c.Trace), err
 }
 
-// replayLog lets the policies decide on the snapshots of a decision log, and reports how even they leave the ranks.
+// replayLog lets the policies decide on the snapshots of a decision log, and reports how even they
+// leave the ranks.
 func (c *simulateCmd) replayLog(ctx context.Context, progress io.Writer) (*report.Report, error) {
 	f, err := os.Open(c.Log)
 	if err != nil {
@@ -362,7 +370,8 @@ func (c *simulateCmd) replayLog(ctx context.Context, progress io.Writer) (*repor
 	}, nil
 }
 
-// describeFleet returns a text about the decode ranks: how many, with how many slots, and how long a step takes.
+// describeFleet returns a text about the decode ranks: how many, with how many slots, and how long
+// a step takes.
 func (c *simulateCmd) describeFleet(f *decode.Fleet) string {
 	if c.Scenario != "" {
 		return fmt.Sprintf("%d ranks in %d groups, as %s has them", f.Ranks(), len(f.Groups), filepath.Base(c.Scenario))
@@ -374,9 +383,10 @@ func (c *simulateCmd) describeFleet(f *decode.Fleet) string {
 		millis(c.C0), millis(c.C1))
 }
 
-// commandLine returns the command line that gives the same numbers again. line.Add adds nothing if its first argument is false. Flags that
-// another flag makes useless are left out: a decision log takes the place of the whole simulation, --law that of --workers, --c0 and --c1,
-// and --scenario that of --workers.
+// commandLine returns the command line that gives the same numbers again. line.Add adds nothing if
+// its first argument is false. Flags that another flag makes useless are left out: a decision log
+// takes the place of the whole simulation, --law that of --workers, --c0 and --c1, and --scenario
+// that of --workers.
 func (c *simulateCmd) commandLine() string {
 	line := report.Words{Text: "evenkeel simulate", Before: " --"}
 	replaysLog, hasLaw := c.Log != "", c.Law != ""
@@ -418,8 +428,9 @@ func (c *simulateCmd) commandLine() string {
 	return line.Text
 }
 
-// facts returns the conditions of the simulation for the report: machine, trace, ranks, load and what policies know beforehand. The speed
-// of this machine changes only how long the board's decisions take (report.TickP99, TickMean), because all other times are simulated.
+// facts returns the conditions of the simulation for the report: machine, trace, ranks, load and
+// what policies know beforehand. The speed of this machine changes only how long the board's
+// decisions take (report.TickP99, TickMean), because all other times are simulated.
 func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	load := fmt.Sprintf("open loop, %g of what the ranks could serve if they were level", plan.Load.Rho)
@@ -445,7 +456,8 @@ func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source str
 	}
 }
 
-// describePrefill returns a text about the prefill engines, which also says whether requests get their ranks before or after the prefill.
+// describePrefill returns a text about the prefill engines, which also says whether requests get
+// their ranks before or after the prefill.
 func (c *simulateCmd) describePrefill(l *decode.Load) string {
 	engines := "as many engines as are asked for"
 	if l.Prefill.Engines > 0 {

@@ -25,16 +25,19 @@ const (
 	mostInterval              = 64      // --prefill-schedule-interval; prompts would hardly be computed
 	freeSlotShare             = 0.15    // share of the slots that stay free in a closed loop
 	drawnRequests             = 20_000  // requests in a random trace
-	// maxRequestsAtOnce bounds the slots of all ranks together, and the requests beyond them: a run keeps each request in memory.
+	// maxRequestsAtOnce bounds the slots of all ranks together, and the requests beyond them: a run
+	// keeps each request in memory.
 	maxRequestsAtOnce = 16_384
 )
 
-// aggregatedColumns are the columns of the table for --tier aggregated. The JSON output has all metrics.
+// aggregatedColumns are the columns of the table for --tier aggregated. The JSON output has all
+// metrics.
 var aggregatedColumns = []report.Metric{report.TokensPerS, report.TTFTMean, report.TTFTP99, report.TPOTP50, report.TPOTP95,
 	report.MixedSteps,
 	report.EmptyRanks, report.Failed}
 
-// simulateAggregated compares policies on ranks that both prefill and decode, and prints a table or JSON.
+// simulateAggregated compares policies on ranks that both prefill and decode, and prints a table or
+// JSON.
 func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error {
 	if c.deployment == nil { // --law, which names a deployment, was not given
 		return usageError{errors.New("--tier aggregated needs --law, which says what a step takes; --law list prints all")}
@@ -78,7 +81,8 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	return printAggregated(std.out, &r, began)
 }
 
-// printAggregated prints the table, the notes, the time since began, and the command line that gives the same numbers again.
+// printAggregated prints the table, the notes, the time since began, and the command line that
+// gives the same numbers again.
 func printAggregated(out io.Writer, r *report.Report, began time.Time) error {
 	var b bytes.Buffer
 	if err := r.Lines(&b, aggregatedColumns...); err != nil {
@@ -93,7 +97,8 @@ func printAggregated(out io.Writer, r *report.Report, began time.Time) error {
 	return err
 }
 
-// parseAggregatedPolicies returns the policies of --policies: policies of evenkeel, and names for what engines do by themselves. If
+// parseAggregatedPolicies returns the policies of --policies: policies of evenkeel, and names for
+// what engines do by themselves. If
 // --policies is not given, it sets the default.
 func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err error) {
 	if c.Policies == "" {
@@ -120,8 +125,9 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 	return all, nil
 }
 
-// aggregatedLoad makes the load from the flags, and the trace that gives the lengths of its prompts and answers. loadForSeed copies both
-// for each seed. --law names the deployment that is simulated: its number of ranks, and its law, which is how long a step takes.
+// aggregatedLoad makes the load from the flags, and the trace that gives the lengths of its prompts
+// and answers. loadForSeed copies both for each seed. --law names the deployment that is simulated:
+// its number of ranks, and its law, which is how long a step takes.
 func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, _ error) {
 	if err := c.checkAggregatedFlags(); err != nil {
 		return nil, nil, err
@@ -152,7 +158,8 @@ func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, 
 	return l, lengths, nil
 }
 
-// checkAggregatedFlags refuses a law without measured prompts, and numbers that cannot be simulated. aggregatedLoad itself checks whether
+// checkAggregatedFlags refuses a law without measured prompts, and numbers that cannot be
+// simulated. aggregatedLoad itself checks whether
 // --capacity is enough for the trace.
 func (c *simulateCmd) checkAggregatedFlags() error {
 	if c.deployment.Prompt.Fit.Steps == 0 { // no steps with prompts were measured
@@ -173,8 +180,9 @@ func (c *simulateCmd) checkAggregatedFlags() error {
 	return nil
 }
 
-// setPace sets by --load and --pool when requests come. For an open loop, it sets Rho, the requests that arrive as a share of those that
-// the ranks could serve in the same time. For a closed loop, it sets Full, the requests in the system as a share of the slots; without
+// setPace sets by --load and --pool when requests come. For an open loop, it sets Rho, the requests
+// that arrive as a share of those that the ranks could serve in the same time. For a closed loop,
+// it sets Full, the requests in the system as a share of the slots; without
 // --pool, Full stays as it is.
 func (c *simulateCmd) setPace(l *mixed.Load) error {
 	slots := l.Ranks * l.Slots
@@ -184,7 +192,8 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 		if err != nil {
 			return err
 		}
-		// Rho 1 stands for ranks whose slots are all in use, so about this many requests are in the system at a time.
+		// Rho 1 stands for ranks whose slots are all in use, so about this many requests are in the
+		// system at a time.
 		atATime := open.Rho * float64(slots)
 		if atATime < 1 {
 			return fmt.Errorf("--load %s: there would be less than one request at a time; write a larger share", c.Load)
@@ -202,7 +211,8 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 	return nil
 }
 
-// loadForSeed returns a copy of the load for one seed. Each seed begins at another place in the trace, and draws other arrival times.
+// loadForSeed returns a copy of the load for one seed. Each seed begins at another place in the
+// trace, and draws other arrival times.
 func (c *simulateCmd) loadForSeed(l *mixed.Load, lengths *mixed.Replayed, seed uint64) *mixed.Load {
 	load, part := *l, *lengths
 	part.From = int(seed-1) * len(lengths.Requests) / c.Seeds // seeds count from 1, and share the trace equally
@@ -220,7 +230,8 @@ func runAggregated(ctx context.Context, l *mixed.Load, p mixed.Contender) (repor
 	}, err
 }
 
-// aggregatedCommandLine returns the command line that gives the same numbers again. line.Add adds nothing if its first argument is false.
+// aggregatedCommandLine returns the command line that gives the same numbers again. line.Add adds
+// nothing if its first argument is false.
 func (c *simulateCmd) aggregatedCommandLine() string {
 	line := report.Words{Text: "evenkeel simulate --tier aggregated", Before: " --"}
 	line.Add(true, "law %s", c.Law)

@@ -11,8 +11,8 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// refuseUselessFlags refuses flags that the user has given although they would have no effect: flags of another tier, flags that another
-// flag replaces, and flags that need another flag.
+// refuseUselessFlags refuses flags that the user has given although they would have no effect:
+// flags of another tier, flags that another flag replaces, and flags that need another flag.
 func (c *simulateCmd) refuseUselessFlags(k *kong.Context) error {
 	given := given(k)
 	if err := c.refuseForeign(given); err != nil {
@@ -21,8 +21,8 @@ func (c *simulateCmd) refuseUselessFlags(k *kong.Context) error {
 	return c.refuseReplaced(given)
 }
 
-// refuseForeign refuses flags of another tier than --tier. The tag tier of a flag lists its tiers. A flag without this tag
-// belongs to all tiers.
+// refuseForeign refuses flags of another tier than --tier. The tag tier of a flag lists its tiers.
+// A flag without this tag belongs to all tiers.
 func (c *simulateCmd) refuseForeign(given []*kong.Flag) error {
 	var foreign, tiers []string
 	for _, f := range given {
@@ -46,7 +46,8 @@ func (c *simulateCmd) refuseForeign(given []*kong.Flag) error {
 		strings.Join(foreign, ", "), c.Tier, tierList)}
 }
 
-// refuseReplaced refuses flags that another given flag replaces, and flags that need a flag which was not given.
+// refuseReplaced refuses flags that another given flag replaces, and flags that need a flag which
+// was not given.
 func (c *simulateCmd) refuseReplaced(given []*kong.Flag) error {
 	replays := []string{"policies", "out", "json"}
 	for _, f := range given {

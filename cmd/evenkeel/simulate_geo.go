@@ -18,7 +18,8 @@ import (
 // defaultGeoPolicies is the default of --policies for --tier geo.
 const defaultGeoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
 
-// simulateGeo compares policies that choose between regions on a scenario, and prints a table or JSON.
+// simulateGeo compares policies that choose between regions on a scenario, and prints a table or
+// JSON.
 func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	c.Scenario, c.Policies = cmp.Or(c.Scenario, "skew"), cmp.Or(c.Policies, defaultGeoPolicies)
 	scenario, err := regions.Read(c.Scenario, c.Geo.Preset)
@@ -47,15 +48,16 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	return err
 }
 
-// geoTable writes the table of the results: the columns of the tables in docs/results/regions.md, and columns and lines for
-// what went wrong.
+// geoTable writes the table of the results: the columns of the tables in docs/results/regions.md,
+// and columns and lines for what went wrong.
 func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\ttokens/s\tTTFT mean\tp50\tp90\tp99, ms\tE2E mean, s\tp99\thits\tforwards\tegress, MB\tUSD\tspread\tfell "+
 		"back\tlost\tfailed\tviolations\t")
 	for _, r := range runs {
 		m := r.Metrics
-		// show returns a metric times scale as text; "-": it was not measured. The two main metrics get their interval, too.
+		// show returns a metric times scale as text; "-": it was not measured. The two main metrics get
+		// their interval, too.
 		show := func(name report.Metric, scale float64, digits int) string {
 			v, ok := m[name]
 			if !ok {

@@ -32,7 +32,8 @@ const stepTimesNote = "The law of a step is made of times of kernels that NVIDIA
 var promptTimesNote = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were "+
 	"published.", laws.Published)
 
-// listLaws prints all laws (step times of known deployments). It refuses other flags, which would have no effect.
+// listLaws prints all laws (step times of known deployments). It refuses other flags, which would
+// have no effect.
 func listLaws(std streams, k *kong.Context) error {
 	if flags := given(k); len(flags) > 1 { // one of them is --law itself
 		return usageError{errors.New("--law list prints all laws and looks at no other flag; leave the others out")}
@@ -40,8 +41,8 @@ func listLaws(std streams, k *kong.Context) error {
 	return laws.List(std.out)
 }
 
-// lookUpLaw finds the law, the step times of a deployment, that --law names, and takes the number of ranks from it. Without --slots, it
-// also sets the slots to lawSlots.
+// lookUpLaw finds the law, the step times of a deployment, that --law names, and takes the number
+// of ranks from it. Without --slots, it also sets the slots to lawSlots.
 func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 	switch {
 	case c.Law == "" && slices.Contains(given, "law"): // the user wrote --law without a name
@@ -61,7 +62,8 @@ func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 
 var errNoLaw = errors.New("--law is empty; write MODEL,ENGINE,GPU,RANKS, or list")
 
-// findLaw returns the law, the step times of a deployment, with this name. An unknown name is a usage error.
+// findLaw returns the law, the step times of a deployment, with this name. An unknown name is a
+// usage error.
 func findLaw(name string) (*laws.Entry, error) {
 	e, err := laws.Find(name)
 	if err != nil {
@@ -70,8 +72,9 @@ func findLaw(name string) (*laws.Entry, error) {
 	return e, nil
 }
 
-// stepModel returns how long a step takes, for the plots of the report: by --law, which takes the place of --c0 and --c1, or by these two.
-// A plot needs one time for each load, so ranks with a law are assumed to have equal loads.
+// stepModel returns how long a step takes, for the plots of the report: by --law, which takes the
+// place of --c0 and --c1, or by these two. A plot needs one time for each load, so ranks with a law
+// are assumed to have equal loads.
 func (c *simulateCmd) stepModel() report.StepModel {
 	if c.deployment == nil {
 		return report.StepModel{C0: c.C0, C1: float64(c.C1)} // a report has C1 as a number of nanoseconds
@@ -79,8 +82,9 @@ func (c *simulateCmd) stepModel() report.StepModel {
 	return stepModelIfLevel(c.deployment.Law())
 }
 
-// stepModelIfLevel returns how long a step takes if all ranks are level, which means that they have the same load. It turns the law into
-// the form that reports use, and its milliseconds into durations.
+// stepModelIfLevel returns how long a step takes if all ranks are level, which means that they have
+// the same load. It turns the law into the form that reports use, and its milliseconds into
+// durations.
 func stepModelIfLevel(law step.Law) report.StepModel {
 	duration := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
@@ -94,8 +98,8 @@ func stepModelIfLevel(law step.Law) report.StepModel {
 	}
 }
 
-// defaultPolicies returns the default of --policies for the decode tier. With --law, the policy that is nearest to the engine's own
-// balancing comes first, as the reference.
+// defaultPolicies returns the default of --policies for the decode tier. With --law, the policy
+// that is nearest to the engine's own balancing comes first, as the reference.
 func (c *simulateCmd) defaultPolicies() string {
 	if c.deployment == nil {
 		return defaultDecodePolicies
@@ -103,7 +107,8 @@ func (c *simulateCmd) defaultPolicies() string {
 	return c.deployment.Balances() + ",jsq-kv,br0,brh,evenkeel"
 }
 
-// describeLaw returns a text with the name of a law, and with the times of a step if all ranks have the same load.
+// describeLaw returns a text with the name of a law, and with the times of a step if all ranks have
+// the same load.
 func describeLaw(e *laws.Entry) string {
 	law := e.Law()
 	l := law.Level()
@@ -111,9 +116,9 @@ func describeLaw(e *laws.Entry) string {
 		e.Name(), law.Form, l.C0Ms, 1000*l.C1Ms, l.RequestMs)
 }
 
-// describeGain returns a sentence that compares the last policy with the first one; empty: too little
-// was measured. rankTasks says what the ranks do, such as "decode". e is the deployment; nil: it is
-// none of the table. A gain has an interval if there are several seeds.
+// describeGain returns a sentence that compares the last policy with the first one; empty: too
+// little was measured. rankTasks says what the ranks do, such as "decode". e is the deployment;
+// nil: it is none of the table. A gain has an interval if there are several seeds.
 func describeGain(e *laws.Entry, rankTasks string, runs []report.Run) string {
 	first, last := runs[0], runs[len(runs)-1]
 	var parts []string

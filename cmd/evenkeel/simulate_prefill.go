@@ -25,7 +25,8 @@ const defaultCapacity = 1_000_000
 var prefillColumns = []report.Metric{report.TTFTMean, report.TTFTP50, report.TTFTP90, report.TTFTP99, report.HitRatio, report.HitError,
 	report.Utilisation, report.Uneven, report.TPOTMean, report.TPOTP95, report.BurstMean}
 
-// simulatePrefill compares prefill policies at each load of --load, one load after the other, and prints a table for each.
+// simulatePrefill compares prefill policies at each load of --load, one load after the other, and
+// prints a table for each.
 func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	plan, source, err := c.prefillPlan()
 	if err != nil {
@@ -78,7 +79,8 @@ func (c *simulateCmd) prefillEngines() int {
 // drawnPrompts is how many requests a random trace has without --requests.
 const drawnPrompts = 12_000
 
-// prefillPlan makes the plan of the simulation from the flags. It also returns the name of the trace.
+// prefillPlan makes the plan of the simulation from the flags. It also returns the name of the
+// trace.
 func (c *simulateCmd) prefillPlan() (_ *prefill.Plan, traceName string, _ error) {
 	f := &c.Prefill
 	plan := &prefill.Plan{
@@ -130,9 +132,10 @@ func (c *simulateCmd) parseLoads() ([]float64, error) {
 	return loads, nil
 }
 
-// describePrefillEngines returns a text about the prefill engines: how many, their KV memory, and how long a prefill takes, in ms. N is the
-// number of new tokens of a prompt, and H the number of tokens before them that are cached. The time has a fixed part (T0), a part per new
-// token (Tp), and a part per pair of tokens that attention looks at (Beta2), of which there are N·(H+N/2).
+// describePrefillEngines returns a text about the prefill engines: how many, their KV memory, and
+// how long a prefill takes, in ms. N is the number of new tokens of a prompt, and H the number of
+// tokens before them that are cached. The time has a fixed part (T0), a part per new token (Tp),
+// and a part per pair of tokens that attention looks at (Beta2), of which there are N·(H+N/2).
 func (c *simulateCmd) describePrefillEngines() string {
 	f := &c.Prefill
 	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefillEngines(),
@@ -150,7 +153,8 @@ func (c *simulateCmd) describePrefillEngines() string {
 	return words + fmt.Sprintf("; its KV is fetched %v later", f.Hold)
 }
 
-// prefillCommandLine returns the command line that gives the same numbers again. line.Add adds nothing if its first argument is false.
+// prefillCommandLine returns the command line that gives the same numbers again. line.Add adds
+// nothing if its first argument is false.
 func (c *simulateCmd) prefillCommandLine() string {
 	f := &c.Prefill
 	line := report.Words{Text: "evenkeel simulate --tier prefill", Before: " "}
@@ -178,8 +182,9 @@ func (c *simulateCmd) prefillCommandLine() string {
 	return line.Text
 }
 
-// prefillNotes returns notes on how far the numbers apply to real engines, and on how they came about: the trace is played so fast that,
-// under the policy lmetric, engines prefill for the share of time that --load gives; and each seed measures another part of the trace.
+// prefillNotes returns notes on how far the numbers apply to real engines, and on how they came
+// about: the trace is played so fast that, under the policy lmetric, engines prefill for the share
+// of time that --load gives; and each seed measures another part of the trace.
 func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 	var notes []string
 	sharesBlocks := slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 })

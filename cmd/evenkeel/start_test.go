@@ -14,8 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a package prepares when the program starts, every process has in memory for good,
-// also one that never needs it (under the race detector it is another amount). Make a table when it is first asked for.
+// What a package prepares when the program starts, every process has in memory for good, also one
+// that never needs it (under the race detector it is another amount). Make a table when it is first
+// asked for.
 func TestNoPackagePreparesMuchAtTheStart(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "version")
 	cmd.Env = append(os.Environ(), asEvenkeel+"=1", "GODEBUG=inittrace=1")

@@ -14,10 +14,12 @@ type streams struct {
 	out, err io.Writer
 }
 
-// errFailed makes the program end with status 1 without a message. It is for a subcommand that has already printed the reason.
+// errFailed makes the program end with status 1 without a message. It is for a subcommand that has
+// already printed the reason.
 var errFailed = errors.New("failed")
 
-// usageError is an error of a command line that can be parsed but makes no sense. The program then ends with status 2.
+// usageError is an error of a command line that can be parsed but makes no sense. The program then
+// ends with status 2.
 type usageError struct{ error }
 
 // writeJSON writes one JSON document, indented by two spaces.
@@ -27,8 +29,8 @@ func writeJSON(w io.Writer, document any) error {
 	return enc.Encode(document)
 }
 
-// relativePathHint returns a hint to append to the text of err, which names the working directory, if err is about a missing file with a
-// relative path; empty: err is about something else.
+// relativePathHint returns a hint to append to the text of err, which names the working directory,
+// if err is about a missing file with a relative path; empty: err is about something else.
 func relativePathHint(err error) string {
 	var pathErr *fs.PathError
 	if !errors.As(err, &pathErr) || !errors.Is(pathErr, fs.ErrNotExist) || filepath.IsAbs(pathErr.Path) {

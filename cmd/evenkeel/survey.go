@@ -19,8 +19,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// surveyCmd watches engines that already serve clients, and estimates what evenkeel could gain there. With --trial, it sends loads to an
-// engine instead: see survey_trial.go.
+// surveyCmd watches engines that already serve clients, and estimates what evenkeel could gain
+// there. With --trial, it sends loads to an engine instead: see survey_trial.go.
 type surveyCmd struct {
 	Engines []string      `sep:"none" required:"" placeholder:"ADDR ..." help:"Ask the engines at these addresses, host:port or a URL. Name an address with several ranks once."`
 	For     time.Duration `default:"15m" placeholder:"TIME" help:"Watch for this long; Ctrl-C ends it sooner (default: ${default})."`
@@ -47,8 +47,9 @@ With --trial, survey does not watch. It plays four loads to ranks that prefill a
 The requests of a load go both ways, in short blocks in turn: straight to the address, where the engine balances its ranks, and through an evenkeel in this process. First it prints what that costs and what the simulator expects. Then it prints the gain with an interval, and writes one file with all figures, without prompts and names of hosts. Start vLLM with --data-parallel-size 8 and VLLM_SERVER_DEV_MODE=1, or SGLang with --enable-dp-attention --dp-size 8 --enable-metrics (docs/trial.md).`
 }
 
-// Run watches the engines, simulates what evenkeel could gain, and prints a report. With --trial, it sends loads to one engine instead, in
-// turn straight and through evenkeel, and reports what evenkeel gained. It first refuses values of flags that cannot work.
+// Run watches the engines, simulates what evenkeel could gain, and prints a report. With --trial,
+// it sends loads to one engine instead, in turn straight and through evenkeel, and reports what
+// evenkeel gained. It first refuses values of flags that cannot work.
 func (c *surveyCmd) Run(std streams) error {
 	switch err := c.checkTrial(); {
 	case err != nil:
@@ -73,8 +74,8 @@ func (c *surveyCmd) Run(std streams) error {
 	return withNewFile(c.Out, func(file *os.File) error { return c.watch(std, targets, file) })
 }
 
-// withNewFile creates a new file, calls work with it and closes it. It fails if the file exists. If work fails, withNewFile removes the
-// file, unless the error is a keepFileError.
+// withNewFile creates a new file, calls work with it and closes it. It fails if the file exists. If
+// work fails, withNewFile removes the file, unless the error is a keepFileError.
 func withNewFile(path string, work func(file *os.File) error) (fail error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
 	if errors.Is(err, fs.ErrExist) {
@@ -93,13 +94,15 @@ func withNewFile(path string, work func(file *os.File) error) (fail error) {
 	return work(f)
 }
 
-// keepFileError is an error after which withNewFile keeps the file, because its content is still useful.
+// keepFileError is an error after which withNewFile keeps the file, because its content is still
+// useful.
 type keepFileError struct{ error }
 
 // Unwrap returns the error inside, so that errors.Is finds it.
 func (k keepFileError) Unwrap() error { return k.error }
 
-// watch watches the engines, simulates what evenkeel could gain, prints the report, and writes it as HTML to page.
+// watch watches the engines, simulates what evenkeel could gain, prints the report, and writes it
+// as HTML to page.
 func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -121,7 +124,8 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	}
 	lasted := time.Since(began) // less than c.For if the user ended it
 	stop()
-	// A new context, so that a signal from here on ends only the simulation, and the report is still written.
+	// A new context, so that a signal from here on ends only the simulation, and the report is still
+	// written.
 	ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	fmt.Fprintln(std.err, "simulating what was seen, for about half a minute; Ctrl-C now ends it without the gain")
@@ -146,7 +150,8 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	return nil
 }
 
-// parseTargets returns the engines at the addresses of --engines. It fails if an address is given twice.
+// parseTargets returns the engines at the addresses of --engines. It fails if an address is given
+// twice.
 func (c *surveyCmd) parseTargets() (all []*engine.Target, err error) {
 	profile := &mooncake.Profile{}
 	if os.Getenv(engineKeyEnv) != "" {

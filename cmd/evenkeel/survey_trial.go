@@ -22,7 +22,8 @@ import (
 	"evenkeel/gateway/draft"
 )
 
-// surveyTrial has the flags of survey --trial, which sends loads to an engine instead of only watching it.
+// surveyTrial has the flags of survey --trial, which sends loads to an engine instead of only
+// watching it.
 type surveyTrial struct {
 	Trial bool          `help:"Instead of watching, play four loads to the one address of --engines, whose ranks prefill and decode: in turn straight to it, and through an evenkeel in this process. Nobody else may use the engine meanwhile."`
 	Each  time.Duration `default:"5m" placeholder:"TIME" help:"Play each load for this long each way (default: ${default})."`
@@ -32,7 +33,8 @@ type surveyTrial struct {
 	Short bool          `help:"Play a few seconds of each load, with short texts. This shows that it works, and not what is gained."`
 }
 
-// Bounds of a trial. A load is sent in pairs of blocks: one block straight to the engine, and one block through evenkeel.
+// Bounds of a trial. A load is sent in pairs of blocks: one block straight to the engine, and one
+// block through evenkeel.
 const (
 	trialPairs, leastTrialPairs = 8, 3             // most and least pairs of blocks for a load
 	shortPairs                  = 2                // pairs of blocks for a load with --short
@@ -60,7 +62,8 @@ func (c *surveyCmd) checkTrial() error {
 	return nil
 }
 
-// runTrial runs the trial and writes its results to a new file. With --plan, it sends nothing and writes no file.
+// runTrial runs the trial and writes its results to a new file. With --plan, it sends nothing and
+// writes no file.
 func (c *surveyCmd) runTrial(std streams) error {
 	targets, err := c.parseTargets()
 	if err != nil {
@@ -74,8 +77,9 @@ func (c *surveyCmd) runTrial(std streams) error {
 	return withNewFile(c.Out, func(file *os.File) error { return c.planAndPlay(std, target, file) })
 }
 
-// untilSignal returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. A second SIGINT or SIGTERM ends the process at once. A
-// second SIGHUP does nothing, because the process may get two when a terminal is closed: one from the kernel and one from the shell.
+// untilSignal returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. A second SIGINT
+// or SIGTERM ends the process at once. A second SIGHUP does nothing, because the process may get
+// two when a terminal is closed: one from the kernel and one from the shell.
 func untilSignal() (ctx context.Context, stop func()) {
 	interrupted, stopInterrupts := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(interrupted, stopInterrupts) // the next SIGINT or SIGTERM then ends the process
@@ -89,8 +93,9 @@ func untilSignal() (ctx context.Context, stop func()) {
 	}
 }
 
-// planAndPlay prints the plan: what the trial costs, and what to expect of it. Then it starts a proxy, sends each load straight to the
-// engine and through the proxy, and writes the results to file and terminal. With --plan, it ends after the plan, and file is nil.
+// planAndPlay prints the plan: what the trial costs, and what to expect of it. Then it starts a
+// proxy, sends each load straight to the engine and through the proxy, and writes the results to
+// file and terminal. With --plan, it ends after the plan, and file is nil.
 func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writer) error {
 	ctx, stop := untilSignal()
 	defer stop()
@@ -116,8 +121,8 @@ func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writ
 	return c.writeResults(std, r, file, stopProxy)
 }
 
-// preparePlan asks the engine for its role and its settings, simulates the loads, and prints the plan. It returns the report, which has no
-// results yet, and the engine as it stands in a config.
+// preparePlan asks the engine for its role and its settings, simulates the loads, and prints the
+// plan. It returns the report, which has no results yet, and the engine as it stands in a config.
 func (c *surveyCmd) preparePlan(ctx context.Context, std streams, client *engine.Client,
 	target *engine.Target) (*trials.Report, *draft.Entry, error) {
 	fmt.Fprintf(std.err, "asking the engine what it is; each answer is waited for 5 seconds\n")
@@ -140,15 +145,17 @@ func (c *surveyCmd) preparePlan(ctx context.Context, std streams, client *engine
 	r.Program = trials.Program{
 		Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
 	}
-	// A load is sent in pairs of blocks of requests: one block straight to the engine, and one through evenkeel. Even if the engine is
-	// slow, leastPairs of them are sent, so the costs in the plan are at least those of so many pairs.
+	// A load is sent in pairs of blocks of requests: one block straight to the engine, and one through
+	// evenkeel. Even if the engine is slow, leastPairs of them are sent, so the costs in the plan are
+	// at least those of so many pairs.
 	_, leastPairs := c.pairsPerLoad()
 	r.Plan(std.out, trials.Costs(loads, expected, perRoute, leastPairs))
 	return r, entry, nil
 }
 
-// writeResults writes the report to the file and to the terminal, and then calls stopProxy. The file comes first, because the terminal may
-// not exist any more. Each error of writeResults is a keepFileError.
+// writeResults writes the report to the file and to the terminal, and then calls stopProxy. The
+// file comes first, because the terminal may not exist any more. Each error of writeResults is a
+// keepFileError.
 func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, stopProxy func() error) error {
 	err := r.JSON(file)
 	r.Text(std.out)
@@ -169,8 +176,8 @@ func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, 
 	return nil
 }
 
-// pairsPerLoad returns how many pairs of blocks are sent for a load, at most and at least. Of the blocks of a pair, one is sent straight to
-// the engine and one through evenkeel.
+// pairsPerLoad returns how many pairs of blocks are sent for a load, at most and at least. Of the
+// blocks of a pair, one is sent straight to the engine and one through evenkeel.
 func (c *surveyCmd) pairsPerLoad() (most, least int) {
 	if c.Short {
 		return shortPairs, shortPairs
@@ -178,7 +185,8 @@ func (c *surveyCmd) pairsPerLoad() (most, least int) {
 	return trialPairs, leastTrialPairs
 }
 
-// timePerRoute returns how long each load is sent straight to the engine, and as long again through evenkeel.
+// timePerRoute returns how long each load is sent straight to the engine, and as long again through
+// evenkeel.
 func (c *surveyCmd) timePerRoute() time.Duration {
 	if c.Short {
 		return shortEach
@@ -186,8 +194,9 @@ func (c *surveyCmd) timePerRoute() time.Duration {
 	return c.Each
 }
 
-// askEngine asks the engine for its role and settings, as evenkeel init does. Values of flags override what the engine reports. It fails if
-// a trial with this engine is not possible, with an error that says what would have to change.
+// askEngine asks the engine for its role and settings, as evenkeel init does. Values of flags
+// override what the engine reports. It fails if a trial with this engine is not possible, with an
+// error that says what would have to change.
 func (c *surveyCmd) askEngine(ctx context.Context) (*draft.Entry, error) {
 	address := c.Engines[0]
 	if !strings.Contains(address, "://") {
@@ -214,7 +223,8 @@ func (c *surveyCmd) askEngine(ctx context.Context) (*draft.Entry, error) {
 		e.Budget = c.Budget
 	}
 	says := strings.Join(e.Notes, " ")
-	// An engine with a KV connector hands KV over, so it belongs to a pair even if its role is not known.
+	// An engine with a KV connector hands KV over, so it belongs to a pair even if its role is not
+	// known.
 	isOfPair := e.Role == "prefill" || e.Role == "decode" || e.Role == "" && e.Connector != ""
 	switch {
 	case e.Dead != "":
@@ -236,8 +246,8 @@ func (c *surveyCmd) askEngine(ctx context.Context) (*draft.Entry, error) {
 	return e, nil
 }
 
-// simulateLoads simulates the loads with the step times of --law, or of all laws that may apply, and returns the results to
-// expect from the trial.
+// simulateLoads simulates the loads with the step times of --law, or of all laws that may apply,
+// and returns the results to expect from the trial.
 func (c *surveyCmd) simulateLoads(ctx context.Context, std streams, e *trials.Engine, loads []*trials.Load) (*trials.Expectation, error) {
 	laws, err := trials.Find(c.Law, e)
 	if err != nil {
@@ -265,8 +275,9 @@ func (c *surveyCmd) simulateLoads(ctx context.Context, std streams, e *trials.En
 	return &expected, err
 }
 
-// sendLoads sends all loads, straight to the engine and through evenkeel, and writes the results into r. While it does so, it reads the
-// engine's metrics once per second, or five times per second with --short.
+// sendLoads sends all loads, straight to the engine and through evenkeel, and writes the results
+// into r. While it does so, it reads the engine's metrics once per second, or five times per second
+// with --short.
 func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string,
 	client *engine.Client, target *engine.Target,
 ) error {
@@ -306,15 +317,15 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 	return nil
 }
 
-// newPlayer returns a player for the loads of r. It sends a load in pairs of blocks of requests: one block straight to the engine at
-// engineURL, and one through the proxy g.
+// newPlayer returns a player for the loads of r. It sends a load in pairs of blocks of requests:
+// one block straight to the engine at engineURL, and one through the proxy g.
 func (c *surveyCmd) newPlayer(ctx context.Context, r *trials.Report, g *gateway.Gateway, engineURL string, bar *progress) *trials.Player {
 	mostPairs, leastPairs := c.pairsPerLoad() // for one load
 	return &trials.Player{
 		Engine: *r.Engine, APIKey: os.Getenv(engineKeyEnv),
 		URLs: map[trials.Way]string{trials.Straight: engineURL, trials.Ours: "http://" + g.Addr()},
-		// A load is sent to each of the two URLs for Each, in at most Pairs pairs of blocks. At least Least pairs are sent, even if
-		// they take longer than Each.
+		// A load is sent to each of the two URLs for Each, in at most Pairs pairs of blocks. At least
+		// Least pairs are sent, even if they take longer than Each.
 		Each: c.timePerRoute(), Pairs: mostPairs, Least: leastPairs,
 		Bound:   trials.Patience,                                                   // how long answers are waited for
 		Told:    func(now load.Progress, what string) { bar.showTrial(now, what) }, // called whenever there is progress
@@ -322,8 +333,8 @@ func (c *surveyCmd) newPlayer(ctx context.Context, r *trials.Report, g *gateway.
 	}
 }
 
-// startProxy starts evenkeel on free ports, with the config that evenkeel init would write for this engine. It records the name
-// of the policy in the report.
+// startProxy starts evenkeel on free ports, with the config that evenkeel init would write for this
+// engine. It records the name of the policy in the report.
 func (c *surveyCmd) startProxy(ctx context.Context, r *trials.Report, entry *draft.Entry) (*gateway.Gateway, error) {
 	base := config.Default()
 	(&exampleProxyFlags{}).setProfiles(base) // the profiles that a command line without flags would give

@@ -33,7 +33,8 @@ func bothRoles(t *testing.T, cfg refengine.Config) (addr string) {
 	return strings.TrimPrefix(e.URLs()[0], "http://")
 }
 
-// The short form is the whole trial with little in it: what is looked at is that all is there, and never how fast it was.
+// The short form is the whole trial with little in it: what is looked at is that all is there, and
+// never how fast it was.
 func TestATrialOfSeconds(t *testing.T) {
 	addr := bothRoles(t, refengine.Config{Role: refengine.Aggregated, DPSize: 4})
 	file := filepath.Join(t.TempDir(), "trial.json")
@@ -169,8 +170,9 @@ func TestALateErrorKeepsTheFile(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends a trial with what was played, and so does a terminal that is gone. Here the signal comes with the first request of
-// the second load. evenkeel gives requests ids of its own, so that only runs that go straight to the engine are told apart.
+// Ctrl-C ends a trial with what was played, and so does a terminal that is gone. Here the signal
+// comes with the first request of the second load. evenkeel gives requests ids of its own, so that
+// only runs that go straight to the engine are told apart.
 func TestATrialThatIsInterrupted(t *testing.T) {
 	for _, by := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
 		t.Run(by.String(), func(t *testing.T) { interrupted(t, by) })

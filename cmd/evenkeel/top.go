@@ -38,7 +38,8 @@ The proxy itself writes this text, so a host without evenkeel shows the same:
 If the listener has a certificate of your own authority: SSL_CERT_FILE=ca.pem evenkeel top --admin https://HOST:9090`
 }
 
-// Run shows the state once per second if stdout is a terminal. Otherwise, or with --once, it prints the state once.
+// Run shows the state once per second if stdout is a terminal. Otherwise, or with --once, it prints
+// the state once.
 func (c topCmd) Run(std streams) error {
 	if !strings.Contains(c.Admin, "://") {
 		c.Admin = "http://" + c.Admin
@@ -54,7 +55,8 @@ func (c topCmd) Run(std streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	source := top.NewSource(c.Admin, token)
-	// size returns the columns and lines that the text may fill. Height 0 is no limit, for an output that is no terminal.
+	// size returns the columns and lines that the text may fill. Height 0 is no limit, for an output
+	// that is no terminal.
 	size := func() (width, height int) { return 100, 0 }
 	file, ok := std.out.(*os.File)
 	toTerminal := ok && term.IsTerminal(int(file.Fd()))

@@ -7,8 +7,8 @@ import (
 	"runtime/debug"
 )
 
-// version and commit are set by make (-ldflags -X). After a plain go build, there is no version, and the commit is the one
-// that Go records in the program.
+// version and commit are set by make (-ldflags -X). After a plain go build, there is no version,
+// and the commit is the one that Go records in the program.
 var version, commit = "dev", ""
 
 type versionCmd struct{}
@@ -20,13 +20,15 @@ func (versionCmd) Run(std streams) error {
 	return err
 }
 
-// versionText returns the version and the first 12 characters of the commit, for the admin listener.
+// versionText returns the version and the first 12 characters of the commit, for the admin
+// listener.
 func versionText() string {
 	v, c := buildInfo()
 	return v + " " + c[:min(len(c), 12)]
 }
 
-// buildInfo returns the version and the commit of this program; "dev" and "unknown" if they are not recorded.
+// buildInfo returns the version and the commit of this program; "dev" and "unknown" if they are not
+// recorded.
 func buildInfo() (v, c string) {
 	v, c = version, commit
 	if info, ok := debug.ReadBuildInfo(); ok && c == "" {

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestTheVersionStandsInOnePlace: that is the first section of the changelog. make reads it there, and
-// make release writes it into the chart and the packages.
+// TestTheVersionStandsInOnePlace: that is the first section of the changelog. make reads it there,
+// and make release writes it into the chart and the packages.
 func TestTheVersionStandsInOnePlace(t *testing.T) {
 	const root = "../../"
 	changelog, err := os.ReadFile(root + "CHANGELOG.md")
@@ -37,7 +37,8 @@ func TestTheVersionStandsInOnePlace(t *testing.T) {
 	}
 }
 
-// TestCommitsBeforeAVersionHaveAnOrder runs what make names a build with in a repository of its own.
+// TestCommitsBeforeAVersionHaveAnOrder runs what make names a build with in a repository of its
+// own.
 func TestCommitsBeforeAVersionHaveAnOrder(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is not installed")

@@ -9,8 +9,8 @@ import (
 	"evenkeel/pool"
 )
 
-// passing is a board of one rank on which requests of so many tokens come and go, their first token so many steps
-// after the step in which they are bound.
+// passing is a board of one rank on which requests of so many tokens come and go, their first token
+// so many steps after the step in which they are bound.
 func passing(t *testing.T, policy string, limit, lag, output int) (h *hand, most int) {
 	fleet := ranks(1, 8, 0)
 	fleet[0].Limit = limit

@@ -39,8 +39,8 @@ func TestARankThatIsTheOnlyOneIsTakenAllTheSame(t *testing.T) {
 	require.EqualValues(t, 2, h.put(pool.Entry{Prompt: 40, Avoid: []int32{0}}).slotNow(t).Worker)
 }
 
-// An engine may hold orphans until it restarts, so a request would wait in vain for the room that they take. An immediate policy lets the
-// engine queue what has no room.
+// An engine may hold orphans until it restarts, so a request would wait in vain for the room that
+// they take. An immediate policy lets the engine queue what has no room.
 func TestNoRequestWaitsForRoomThatOrphansTake(t *testing.T) {
 	for name, row := range map[string]struct {
 		barrier bool

@@ -182,7 +182,8 @@ func TestDrainAnswersAllThatWaitsAndAllThatComes(t *testing.T) {
 	require.Zero(t, m.Workers[0].Used)
 }
 
-// A rank whose answers are empty is found by its own counters: what did not end whole is no answer, whatever else is said of it.
+// A rank whose answers are empty is found by its own counters: what did not end whole is no answer,
+// whatever else is said of it.
 func TestARankCountsItsAnswersAndTheEmptyOnes(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(2, 20, 0))

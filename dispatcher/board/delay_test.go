@@ -23,7 +23,8 @@ func TestWhoWaitedInTheEngineDoesNotMakeTheWayLonger(t *testing.T) {
 	require.Zero(t, (&handoffDelay{}).extraSlots(16))
 }
 
-// The first request of a window may have waited in the engine's queue: the window before it still counts.
+// The first request of a window may have waited in the engine's queue: the window before it still
+// counts.
 func TestTheLagOfOneRequestDoesNotCount(t *testing.T) {
 	var l handoffDelay
 	for range delayWindow {

@@ -326,7 +326,8 @@ func (h *hand) fleet(ws []Worker) {
 	})
 }
 
-// Progress tells of tokens. The first stream of a group that speaks twice in a step tells of the next.
+// Progress tells of tokens. The first stream of a group that speaks twice in a step tells of the
+// next.
 func (s *Slot) Progress(generated int) {
 	s.generated.Store(max(s.generated.Load(), int32(generated)))
 	p := s.h.pulses[s.key]

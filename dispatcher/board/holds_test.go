@@ -12,8 +12,9 @@ import (
 	"evenkeel/pool"
 )
 
-// Two ranks of eight slots, half of which decode: a prompt of 1,000 tokens alone has eight decodes wait for 500 tokens more than
-// if both computed half of it, which is 0.4 s. For a quarter of that it is held.
+// Two ranks of eight slots, half of which decode: a prompt of 1,000 tokens alone has eight decodes
+// wait for 500 tokens more than if both computed half of it, which is 0.4 s. For a quarter of that
+// it is held.
 func TestAPromptIsHeldForARound(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -112,7 +113,8 @@ func TestAHeldEntryThatLeavesEndsTheTicks(t *testing.T) {
 	require.Zero(t, h.Next())
 }
 
-// Who waits for a first token is counted over the steps: on its rank or for a slot, but not who is held.
+// Who waits for a first token is counted over the steps: on its rank or for a slot, but not who is
+// held.
 func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
 	b := h.boards["m"]
@@ -143,7 +145,8 @@ func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
 	require.InDelta(t, 10*before+2*(1-before), is, 1e-2, "of the two that waited, each has a slot now")
 }
 
-// What came of a group lately is a mean per second of its steps. One that stood still counts for five seconds.
+// What came of a group lately is a mean per second of its steps. One that stood still counts for
+// five seconds.
 func TestLatelyIsPerSecond(t *testing.T) {
 	var l recentSteps
 	requests, rate := l.means()
@@ -160,8 +163,9 @@ func TestLatelyIsPerSecond(t *testing.T) {
 	require.InEpsilon(t, 2500*2/7., rate, 0.1)
 }
 
-// Under a light load a prompt is held for a millisecond at most: seldom does anybody wait for a first token, so little is worth a wait, and
-// seldom does a second prompt come. One of 1,000 tokens takes 0.1 s.
+// Under a light load a prompt is held for a millisecond at most: seldom does anybody wait for a
+// first token, so little is worth a wait, and seldom does a second prompt come. One of 1,000 tokens
+// takes 0.1 s.
 func TestALonePromptIsHardlyHeld(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
 	h.decode(t, 8)
@@ -205,7 +209,8 @@ func TestWithoutASlotNothingIsHeld(t *testing.T) {
 	require.Zero(t, g.Rounds.HeldS)
 }
 
-// The status says how long requests are held, how many prompts each rank got, and how many ranks computed none.
+// The status says how long requests are held, how many prompts each rank got, and how many ranks
+// computed none.
 func TestTheStatusTellsOfRounds(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
 	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnPromptMs: 1000}})
@@ -304,8 +309,9 @@ func TestBeforeAPromptsPriceIsLearnedItIsTheUsualOne(t *testing.T) {
 	require.EqualValues(t, float32(step.UsualOwnPromptMs), h.boards["m"].snapshot.OwnPromptMs)
 }
 
-// onDecode is a board of two ranks that only decode, with eight requests of 1,000 tokens each. A step takes 10 ms and a microsecond for
-// each token of the fullest rank. A request of 60,000 tokens is held back, because it would make each step 60 ms longer.
+// onDecode is a board of two ranks that only decode, with eight requests of 1,000 tokens each. A
+// step takes 10 ms and a microsecond for each token of the fullest rank. A request of 60,000 tokens
+// is held back, because it would make each step 60 ms longer.
 func onDecode(t *testing.T, ws []Worker) (*hand, []*Slot, waiting) {
 	cfg := realConfig("evenkeel:hold=0")
 	cfg.StepModel = StepModel{C0Ms: 10, C1Ms: 1e-3}

@@ -87,8 +87,8 @@ func TestKeepingDoesNotTouchTheHeap(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(200, turn))
 }
 
-// Whatever is bound, answered, restarted, gauged and waited for: what was kept is there or was given up, and
-// nothing is kept by an engine that has restarted.
+// Whatever is bound, answered, restarted, gauged and waited for: what was kept is there or was
+// given up, and nothing is kept by an engine that has restarted.
 func TestWhatIsKeptAndGivenUpAgree(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := newHand(t, testConfig())

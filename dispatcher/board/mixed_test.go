@@ -116,7 +116,8 @@ func TestABacklogIsWhatARankHasYetToCompute(t *testing.T) {
 	require.Zero(t, h.status(h.at).Drift)
 }
 
-// A step has computed what was left of the prompts whose first tokens it brought, whatever was thought before.
+// A step has computed what was left of the prompts whose first tokens it brought, whatever was
+// thought before.
 func TestWhatAStepHasComputedIsKnownByItsFirstTokens(t *testing.T) {
 	const first = 10 // step in which a prompt of 2,500 tokens is begun, 1,000 of them in each
 	for _, tt := range []struct {
@@ -176,7 +177,8 @@ func TestWhereThereIsAnIntervalOtherStepsComputeNothing(t *testing.T) {
 	require.Equal(t, &RoundStatus{Steps: 8, PrefillSteps: 2, MostBacklog: 3002, MeanBacklog: 3002}, h.status(h.at).Models[0].Groups[0].Rounds)
 }
 
-// SGLang's --prefill-decode-interval 2: after a step with prompts, two without any, on all ranks of the group.
+// SGLang's --prefill-decode-interval 2: after a step with prompts, two without any, on all ranks of
+// the group.
 func TestAfterAStepWithPromptsRanksRest(t *testing.T) {
 	fleet := ranks(2, 8, 0)
 	for i := range fleet {
@@ -255,7 +257,8 @@ func TestAPolicyThatFailsOnMixedRanksCostsNoRequest(t *testing.T) {
 	require.EqualValues(t, 1, h.metrics.fallbacks[FallbackPanic])
 }
 
-// An overdue prompt that fits nowhere has a rank kept for it, or smaller ones would take the room for ever.
+// An overdue prompt that fits nowhere has a rank kept for it, or smaller ones would take the room
+// for ever.
 func TestALongPromptIsNotPassedByForEver(t *testing.T) {
 	h := onMixed(t, "evenkeel:max_age_ms=1000,watermark=0", ranks(2, 4, 1000))
 	small := func() waiting { return h.put(pool.Entry{Prompt: 400}) }
@@ -332,7 +335,8 @@ func TestATickOfMixedRanksDoesNotTouchTheHeap(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(20, turn))
 }
 
-// BenchmarkTickMixed is a whole tick of 32 mixed ranks with 1,000 entries in the pool: half of the rounds are held.
+// BenchmarkTickMixed is a whole tick of 32 mixed ranks with 1,000 entries in the pool: half of the
+// rounds are held.
 func BenchmarkTickMixed(b *testing.B) {
 	h := fullOfMixed(b)
 	board := h.boards["m"]
@@ -371,7 +375,8 @@ func TestAShortPromptIsPlacedOnMixedRanks(t *testing.T) {
 	require.Zero(t, h.metrics.fallbacks[FallbackPanic])
 }
 
-// How long a rank takes for the prompts that it has to compute is known once it is known what a prompt costs.
+// How long a rank takes for the prompts that it has to compute is known once it is known what a
+// prompt costs.
 func TestHowLongTheFirstTokenOfAMixedRankTakes(t *testing.T) {
 	for _, row := range []struct {
 		name     string

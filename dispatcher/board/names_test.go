@@ -55,7 +55,8 @@ func TestARequestGoesToARankThatListsItsName(t *testing.T) {
 	}
 }
 
-// A policy that keeps less of a rank's KV room empty takes larger prompts at once, also for a name that only some ranks list.
+// A policy that keeps less of a rank's KV room empty takes larger prompts at once, also for a name
+// that only some ranks list.
 func TestANewPolicyTakesLargerPromptsForANameThatFewRanksList(t *testing.T) {
 	h := newHand(t, Config{Policy: "br0:watermark=0.5", TickLimit: time.Hour})
 	h.fleet(naming(ranks(2, 8, 100), baseOnly, withX))
@@ -73,8 +74,8 @@ func TestANewPolicyTakesLargerPromptsForANameThatFewRanksList(t *testing.T) {
 	}
 }
 
-// The rank that alone lists a name is spared, and the other is full, so that no policy decides. A request for the name gets each slot that
-// becomes free all the same.
+// The rank that alone lists a name is spared, and the other is full, so that no policy decides. A
+// request for the name gets each slot that becomes free all the same.
 func TestANameThatOnlyASparedRankListsIsServedWhileTheOthersAreFull(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(naming(ranks(2, 1, 0), withX, baseOnly))
@@ -106,7 +107,8 @@ func TestAPolicySeesTheNamesOfItsWholeGroup(t *testing.T) {
 	require.Empty(t, h.shown.Snapshot.Pool, "no policy saw it")
 }
 
-// Requests for a name that few ranks list have no right of way: who came first goes first, whatever it asks for.
+// Requests for a name that few ranks list have no right of way: who came first goes first, whatever
+// it asks for.
 func TestANameIsNotServedFirst(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(naming(ranks(2, 1, 0), baseOnly, withX))
@@ -132,7 +134,8 @@ func TestANameIsNotServedFirst(t *testing.T) {
 	require.EqualValues(t, 1, named.slotNow(t).Worker)
 }
 
-// A request waits for ranks that list its name while these are full, and no longer than any request waits.
+// A request waits for ranks that list its name while these are full, and no longer than any request
+// waits.
 func TestARequestWaitsForItsName(t *testing.T) {
 	cfg := testConfig()
 	cfg.TTL = time.Minute
@@ -216,8 +219,8 @@ func TestAPromptIsComputedWhereItsNameIsListed(t *testing.T) {
 	require.EqualValues(t, 0, offer("base").slotNow(t).Worker)
 }
 
-// Whatever engines list, and whenever that changes: a request gets a slot of a rank that lists its name, or an error, and the board
-// counts no more requests as restricted than there are.
+// Whatever engines list, and whenever that changes: a request gets a slot of a rank that lists its
+// name, or an error, and the board counts no more requests as restricted than there are.
 func TestNamesLoseNobody(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := testConfig()

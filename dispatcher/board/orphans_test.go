@@ -23,14 +23,16 @@ func (h *hand) gauged(worker int32, inUse int64) {
 	})
 }
 
-// outlasts is what becomes of 600 of a rank's 1000 KV tokens, of requests that have left it, while another one decodes.
+// outlasts is what becomes of 600 of a rank's 1000 KV tokens, of requests that have left it, while
+// another one decodes.
 type outlasts struct {
 	name string
 	do   func(h *hand)
 	want int64 // of the 600
 }
 
-// check has requests leave the rank of a fleet. A prompt of so many tokens has no room then, and gets in once some is there again.
+// check has requests leave the rank of a fleet. A prompt of so many tokens has no room then, and
+// gets in once some is there again.
 func (c *outlasts) check(t *testing.T, fleet []Worker, prompt int, leave func(h *hand), left func(w *WorkerStatus) int64) {
 	t.Run(c.name, func(t *testing.T) {
 		h := newHand(t, realConfig("pjsq-kv:watermark=0"))
@@ -103,8 +105,9 @@ func TestManyOrphans(t *testing.T) {
 	require.Zero(t, h.status(h.at).Drift)
 }
 
-// Whatever is bound, orphaned, restarted and gauged: what was charged is held, orphaned or released, no
-// rank gets more than orphans have left of it, and no orphan lasts longer than its process.
+// Whatever is bound, orphaned, restarted and gauged: what was charged is held, orphaned or
+// released, no rank gets more than orphans have left of it, and no orphan lasts longer than its
+// process.
 func TestOrphansAreCountedOnce(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg := testConfig()
@@ -202,7 +205,8 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 	})
 }
 
-// An engine that has restarted holds no KV of a request that it got before, however late that request ends.
+// An engine that has restarted holds no KV of a request that it got before, however late that
+// request ends.
 func TestARequestOfAnEarlierProcessLeavesNoOrphan(t *testing.T) {
 	h := newHand(t, realConfig("pjsq-kv:watermark=0"))
 	fleet := early(ranks(1, 4, 2000))
@@ -218,7 +222,8 @@ func TestARequestOfAnEarlierProcessLeavesNoOrphan(t *testing.T) {
 	require.Zero(t, h.status(h.at).Drift)
 }
 
-// A gauge that is older than a request shows nothing of it, so it does not show that an orphan is gone.
+// A gauge that is older than a request shows nothing of it, so it does not show that an orphan is
+// gone.
 func TestAnOrphanStaysIfTheGaugeIsOlderThanARequest(t *testing.T) {
 	h := newHand(t, realConfig("pjsq-kv:watermark=0"))
 	h.fleet(early(ranks(1, 4, 2000)))

@@ -11,8 +11,8 @@ import (
 	"evenkeel/pool"
 )
 
-// overload is a run in virtual time over a board of 16 ranks with 8 slots, which requests keep for 8 s in the mean. Their hand-offs are
-// those of NIXL's shortest lease.
+// overload is a run in virtual time over a board of 16 ranks with 8 slots, which requests keep for
+// 8 s in the mean. Their hand-offs are those of NIXL's shortest lease.
 type overload struct {
 	*hand
 	random   *rand.Rand
@@ -27,7 +27,8 @@ type overload struct {
 	again    int // first events after the end of the hold, whose prompts are computed a second time
 }
 
-// run lets requests come at so many times the rate at which slots come free, and returns how long after its begin the last one was refused.
+// run lets requests come at so many times the rate at which slots come free, and returns how long
+// after its begin the last one was refused.
 func (o *overload) run(load float64, duration time.Duration) (lastRefusal time.Duration) {
 	const step, pull, mean = 10 * time.Millisecond, 50 * time.Millisecond, 8 * time.Second
 	perStep := load * 16 * 8 * step.Seconds() / mean.Seconds()
@@ -77,7 +78,8 @@ func (o *overload) run(load float64, duration time.Duration) (lastRefusal time.D
 	return lastRefusal
 }
 
-// What is refused in an overload is what comes too much, next to nothing is computed twice, and half a minute later all is calm.
+// What is refused in an overload is what comes too much, next to nothing is computed twice, and
+// half a minute later all is calm.
 func TestAnOverloadIsOverWhenTheLoadIs(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(16, 8, 0))

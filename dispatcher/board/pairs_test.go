@@ -130,7 +130,8 @@ func withoutD0(t tb) *hand {
 	return h
 }
 
-// A decode engine that is out gets no requests, whatever the policy wants, until its trial; without another one it gets them all the same.
+// A decode engine that is out gets no requests, whatever the policy wants, until its trial; without
+// another one it gets them all the same.
 func TestADecodeEngineThatLosesAllIsSpared(t *testing.T) {
 	h := withoutD0(t)
 	require.EqualValues(t, 2, h.from("p0").slotNow(t).Worker)
@@ -387,7 +388,8 @@ func TestAReroutedSlotIsOfItsLastPrefiller(t *testing.T) {
 	h.release(s)
 }
 
-// Orphans take room of a rank. An entry that is steered off a quarantined pair is not steered there.
+// Orphans take room of a rank. An entry that is steered off a quarantined pair is not steered
+// there.
 func TestASteeredEntryGoesToARankWithRoom(t *testing.T) {
 	h := newHand(t, Config{Policy: "to-rank", DensePolicy: "immediate", Parse: fakePolicies(toRank(0)), TickLimit: time.Hour})
 	ws := early(ranks(3, 4, 1000))
@@ -403,7 +405,8 @@ func TestASteeredEntryGoesToARankWithRoom(t *testing.T) {
 	require.Zero(t, h.metrics.invalid[FaultRoom])
 }
 
-// A request that only one rank may get waits for the end of its pair's quarantine. The board looks at it then.
+// A request that only one rank may get waits for the end of its pair's quarantine. The board looks
+// at it then.
 func TestAnEntryIsLookedAtWhenTheQuarantineEnds(t *testing.T) {
 	for name, entry := range map[string]pool.Entry{
 		"only one rank may get it":  {Prompt: 10, Prefiller: "p0", Only: []int32{0}},
@@ -431,8 +434,9 @@ func TestAnEntryIsLookedAtWhenTheQuarantineEnds(t *testing.T) {
 	}
 }
 
-// The hand-off of a request was lost at a decode engine that works, because its prefill engine is sick. The request does not wait for a
-// decode engine that is out, and it is not the trial of one: with a second lost trial it would come to the end of its attempts.
+// The hand-off of a request was lost at a decode engine that works, because its prefill engine is
+// sick. The request does not wait for a decode engine that is out, and it is not the trial of one:
+// with a second lost trial it would come to the end of its attempts.
 func TestARequestThatHasFailedIsNoTrial(t *testing.T) {
 	h := withoutD0(t)
 	require.True(t, h.board().pairs.AnyOut())

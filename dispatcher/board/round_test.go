@@ -8,7 +8,8 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// The board uses its snapshot again in the next tick, while the decision log still looks at the copy.
+// The board uses its snapshot again in the next tick, while the decision log still looks at the
+// copy.
 func TestACopyOfARoundStaysAsItWas(t *testing.T) {
 	s := policy.Snapshot{
 		Workers: []policy.Worker{{ID: 1, Running: []policy.Request{{ID: 2}}}}, Pool: []policy.Entry{{ID: 3}},

@@ -15,7 +15,8 @@ func (h *hand) refuse(s *Slot) {
 	h.do(func(l *hand) { l.giveBack(s, Outcome{Kind: Failed, Refused: true}) })
 }
 
-// sparing has a rank refuse so many requests that it is spared: it is the emptiest, so that the policy wants it for each.
+// sparing has a rank refuse so many requests that it is spared: it is the emptiest, so that the
+// policy wants it for each.
 func sparing(t *testing.T, slots int) *hand {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(2, slots, 0))
@@ -83,7 +84,8 @@ func TestWhatEndsARowOfRefusals(t *testing.T) {
 	}
 }
 
-// A rank that is spared while its engine starts again takes requests at once: the new process has refused none.
+// A rank that is spared while its engine starts again takes requests at once: the new process has
+// refused none.
 func TestAnotherProcessIsNotSpared(t *testing.T) {
 	h := newHand(t, testConfig())
 	ws := ranks(2, 2, 0)
@@ -98,7 +100,8 @@ func TestAnotherProcessIsNotSpared(t *testing.T) {
 	require.Zero(t, h.put(pool.Entry{Prompt: 1}).slotNow(t).Worker)
 }
 
-// What a rank got before it was spared says nothing of what it takes now, and a request that ends for other reasons tried nothing.
+// What a rank got before it was spared says nothing of what it takes now, and a request that ends
+// for other reasons tried nothing.
 func TestATrialIsARequestThatItGotSince(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(2, 3, 0))
@@ -117,7 +120,8 @@ func TestATrialIsARequestThatItGotSince(t *testing.T) {
 	require.Zero(t, h.put(pool.Entry{Prompt: 1}).slotNow(t).Worker)
 }
 
-// onRank is the slot of a request that only one rank may have. It gets that though the rank is spared.
+// onRank is the slot of a request that only one rank may have. It gets that though the rank is
+// spared.
 func onRank(t *testing.T, h *hand, rank int32) *Slot {
 	return h.put(pool.Entry{Prompt: 1, Only: []int32{rank}}).slotNow(t)
 }
@@ -162,7 +166,8 @@ func TestWhatPoliciesSeeOfARankThatIsSpared(t *testing.T) {
 	require.EqualValues(t, 1, seen[0].Free)
 }
 
-// An entry goes to a rank that comes last for it only if no other can take it at once, and to one that it avoids not at all.
+// An entry goes to a rank that comes last for it only if no other can take it at once, and to one
+// that it avoids not at all.
 func TestRanksThatComeLast(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(3, 1, 0))

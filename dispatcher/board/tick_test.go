@@ -259,7 +259,8 @@ func TestASlowPolicyIsReplacedForSixtyFourRounds(t *testing.T) {
 	require.EqualValues(t, 2, count(t, h.metrics.fallbacks.WithLabelValues("slow")))
 }
 
-// Where other processes have the CPU, a round takes long and its policy computes for little: such a policy stays, unless it blocks.
+// Where other processes have the CPU, a round takes long and its policy computes for little: such a
+// policy stays, unless it blocks.
 func TestAPolicyIsJudgedByWhatItComputes(t *testing.T) {
 	for name, c := range map[string]struct {
 		round  Decided

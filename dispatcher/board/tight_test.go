@@ -42,7 +42,8 @@ func TestAnEngineThatPreemptsTwiceIsKeptEmptier(t *testing.T) {
 	require.EqualValues(t, 1, second.slotNow(t).Worker)
 }
 
-// A prompt that fits a rank only where it is not tight does not wait for that where the rank is idle.
+// A prompt that fits a rank only where it is not tight does not wait for that where the rank is
+// idle.
 func TestATightRankThatIsIdleTakesALongPrompt(t *testing.T) {
 	for _, spec := range []string{"evenkeel", "br0", "brh", "pjsq-kv"} {
 		h := newHand(t, realConfig(spec+":watermark=0.1"))

@@ -273,7 +273,8 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 	})
 }
 
-// backlogsAreSums: the backlog of a mixed rank is what is left of its requests that no step has read yet.
+// backlogsAreSums: the backlog of a mixed rank is what is left of its requests that no step has
+// read yet.
 func backlogsAreSums(t *rapid.T, b *board) {
 	if b == nil {
 		return

@@ -8,7 +8,8 @@ import (
 	"evenkeel/pool"
 )
 
-// unpinnedBoards are boards with an engine that runs responses on any of its four ranks, and another with two.
+// unpinnedBoards are boards with an engine that runs responses on any of its four ranks, and
+// another with two.
 func unpinnedBoards(t *testing.T) (h *hand, kv func() []int64) {
 	h = newHand(t, realConfig("pjsq-kv"))
 	fleet := ranks(6, 4, 10_000)

@@ -175,8 +175,9 @@ func TestAnAnswerThatIsNotHeardProvesNoPair(t *testing.T) {
 	require.False(t, b.slots.records[whole.index].started)
 }
 
-// No step is reported while only answers run that are not heard. An answer that began after the last reported step and ends before the next
-// one has taken one step, and not the 2^32 by which its last step seems to come before its first.
+// No step is reported while only answers run that are not heard. An answer that began after the
+// last reported step and ends before the next one has taken one step, and not the 2^32 by which its
+// last step seems to come before its first.
 func TestAnAnswerThatIsNotHeardEndsNoEarlierThanItBegan(t *testing.T) {
 	h := newHand(t, testConfig())
 	ws := ranks(2, 50, 0)

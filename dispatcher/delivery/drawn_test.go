@@ -298,8 +298,8 @@ func (f *fleet) checkOut(want map[Link]bool) {
 		// Ten seconds, or what it takes to send two hand-offs for each pair of engines:
 		// those of others show who is to blame.
 		enough := max(10*time.Second, 2*time.Duration(len(f.prefills)*len(f.decodes))*f.every)
-		// If all losses of an engine were at one partner, their connection is avoided first. What hangs at another partner is
-		// then known to be lost only after the same time again.
+		// If all losses of an engine were at one partner, their connection is avoided first. What hangs
+		// at another partner is then known to be lost only after the same time again.
 		if isEngine := subject.Prefiller == "" || subject.Engine == ""; isEngine {
 			enough += f.detect
 		}

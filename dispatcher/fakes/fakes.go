@@ -30,8 +30,9 @@ func (f *Policy) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.As
 	return f.Decides(s, dst)
 }
 
-// LeastKV returns a function for Policy.Decides that sends the entries, oldest first, to the rank with the fewest KV tokens. If immediate
-// is false, it sends entries only to ranks with a free slot and room for the prompt.
+// LeastKV returns a function for Policy.Decides that sends the entries, oldest first, to the rank
+// with the fewest KV tokens. If immediate is false, it sends entries only to ranks with a free slot
+// and room for the prompt.
 func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []policy.Assignment {
 	var kv []int64
 	var free []int32
@@ -62,8 +63,9 @@ func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []polic
 	}
 }
 
-// Parser returns a function that builds the policies of tests by name. It looks for the name in extra first. Then it knows "immediate", and
-// builds a policy that waits for free slots for the name "pooled" and for the name in fallback.
+// Parser returns a function that builds the policies of tests by name. It looks for the name in
+// extra first. Then it knows "immediate", and builds a policy that waits for free slots for the
+// name "pooled" and for the name in fallback.
 func Parser(fallback string, extra ...*Policy) func(string) (policy.Policy, error) {
 	return func(spec string) (policy.Policy, error) {
 		if i := slices.IndexFunc(extra, func(f *Policy) bool { return f.Spec == spec }); i >= 0 {

@@ -40,8 +40,9 @@ func TestSharedKVIsKeptAsLongAsTheLastOfItsAnswers(t *testing.T) {
 	require.Equal(t, start.Add(100*time.Second+ttl), k.Next(), "the blocks stay until then")
 }
 
-// Whatever is kept, seen, cleared and over: what came in is there or went out, nothing goes before its time, nothing stays longer
-// than a part of the time after it, and there are never more entries than there is room for.
+// Whatever is kept, seen, cleared and over: what came in is there or went out, nothing goes before
+// its time, nothing stays longer than a part of the time after it, and there are never more entries
+// than there is room for.
 func TestWhatIsKeptAndWhatIsGivenUpAgree(t *testing.T) {
 	type answer struct {
 		tokens int64

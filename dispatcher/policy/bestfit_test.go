@@ -12,7 +12,8 @@ type bestFit struct {
 	env   envelope // KV tokens that they hold
 }
 
-// bestFitForm is the line that spec.go gets: the name, the keys that a user may set, their defaults.
+// bestFitForm is the line that spec.go gets: the name, the keys that a user may set, their
+// defaults.
 var bestFitForm = namedPolicy{
 	name: "bestfit", keys: keysNamed("max_age_ms", "watermark"), defaults: commonDefaults,
 	build: func(name string, v *settings) Policy {

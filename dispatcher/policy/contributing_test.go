@@ -65,7 +65,8 @@ func TestContributingNamesFilesThatThereAre(t *testing.T) {
 	require.Greater(t, n, 15)
 }
 
-// The last line of namedPolicies that CONTRIBUTING.md quotes is the one in spec.go, with one more policy.
+// The last line of namedPolicies that CONTRIBUTING.md quotes is the one in spec.go, with one more
+// policy.
 func TestContributingQuotesTheLineOfForms(t *testing.T) {
 	page, err := os.ReadFile("../../CONTRIBUTING.md")
 	require.NoError(t, err)

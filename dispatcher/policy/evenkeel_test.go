@@ -85,7 +85,8 @@ func TestARequestWeighsKVTokens(t *testing.T) {
 	}
 }
 
-// Both ranks hold the same KV. What each holds once its room is full depends on how long the prompts are that fill it.
+// Both ranks hold the same KV. What each holds once its room is full depends on how long the
+// prompts are that fill it.
 func TestWhereKVRoomIsShortTheRankWithManyRequestsGetsLongPrompts(t *testing.T) {
 	many, few := make([]Request, 8), make([]Request, 2)
 	for i := range many {
@@ -139,7 +140,8 @@ func TestWhereKVRoomIsShortWhatFindsNoneStopsNoOther(t *testing.T) {
 	require.Len(t, decide(t, "evenkeel", s), 3*29, "a rank is kept for who is overdue")
 }
 
-// Long prompts that find no room make a round look small. What it places is bounded all the same, and the next one goes on.
+// Long prompts that find no room make a round look small. What it places is bounded all the same,
+// and the next one goes on.
 func TestWhereKVRoomIsShortARoundIsBounded(t *testing.T) {
 	const ranks = 256
 	s := &Snapshot{}

@@ -17,8 +17,8 @@ type prompt struct {
 	express bool
 }
 
-// ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for each token of a prompt. Many requests
-// wait for their first token.
+// ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for
+// each token of a prompt. Many requests wait for their first token.
 func ofMixed(pool ...prompt) *Snapshot {
 	s := &Snapshot{Aggregated: true, OwnPromptMs: 0.1, NotStarted: 1000, PromptRate: 10_000, C0Ms: 10, C1Ms: 1e-4}
 	for id := range int32(2) {
@@ -70,8 +70,8 @@ func TestRoundsOfAPolicy(t *testing.T) {
 		{"without patience all go at once", "evenkeel:patience=0", ofMixed(never(1000)), []int32{0}, []uint64{1}, math.Inf(1)},
 		{"two level a round", "evenkeel", ofMixed(never(1000), never(1000)), []int32{0, 10}, []uint64{1, 2}, math.Inf(1)},
 		{"what was held for long enough goes", "evenkeel", ofMixed(of(1000, EntryDetails{HeldMs: 101})), []int32{0}, nil, math.Inf(1)},
-		// The first one fits beside the second one. The third one would be 9,500 on a rank, 6,500 more than there are now, where 4,500 would be
-		// level.
+		// The first one fits beside the second one. The third one would be 9,500 on a rank, 6,500 more
+		// than there are now, where 4,500 would be level.
 		{"one that is not held goes alone", "evenkeel", ofMixed(never(500),
 			prompt{tokens: 3000, EntryDetails: EntryDetails{HeldMs: -1}, express: true}, never(9000)),
 			[]int32{10, 0, -1}, []uint64{1, 3}, 0.25 * 8 * 0.1 * 2000},
@@ -108,8 +108,8 @@ func TestExplainSaysWhoIsHeldForARound(t *testing.T) {
 	require.Equal(t, []Unplaced{{1, "held for a round: it goes in 100 ms, or sooner with others"}}, left)
 }
 
-// Whatever a snapshot holds: no rank gets more than its slots and its room, no entry goes twice, none that is held could never be
-// sent, and the same snapshot gives the same.
+// Whatever a snapshot holds: no rank gets more than its slots and its room, no entry goes twice,
+// none that is held could never be sent, and the same snapshot gives the same.
 func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := &Snapshot{Aggregated: true, RequestTokens: 100, MeanOutput: 50, C0Ms: 10, C1Ms: 1e-4}
@@ -163,8 +163,9 @@ func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 	})
 }
 
-// On a rank that prefills and decodes, room stays free for answers that grow. An overdue prompt that has room only without that gets its
-// turn all the same: younger prompts do not take what becomes free.
+// On a rank that prefills and decodes, room stays free for answers that grow. An overdue prompt
+// that has room only without that gets its turn all the same: younger prompts do not take what
+// becomes free.
 func TestAnOverduePromptGetsItsTurnOnARankThatDoesBoth(t *testing.T) {
 	p, err := Parse("evenkeel")
 	require.NoError(t, err)
@@ -199,7 +200,8 @@ func TestAnOverduePromptGetsItsTurnOnARankThatDoesBoth(t *testing.T) {
 	require.Fail(t, "it is never sent")
 }
 
-// Prompts that no rank has room for now keep no slot from younger ones that fit, whether or not they are overdue.
+// Prompts that no rank has room for now keep no slot from younger ones that fit, whether or not
+// they are overdue.
 func TestPromptsWithoutRoomKeepNoSlotFromYoungerOnes(t *testing.T) {
 	for _, wait := range []float32{100, 60_000} {
 		p, err := Parse("evenkeel:patience=0")

@@ -7,8 +7,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// levelDecoding is four ranks with one request of 10,000 tokens each that decodes. A step takes 50 ms and a microsecond for each token of
-// the fullest rank, so 60 ms. Requests of 90,000 and 300 tokens wait.
+// levelDecoding is four ranks with one request of 10,000 tokens each that decodes. A step takes 50
+// ms and a microsecond for each token of the fullest rank, so 60 ms. Requests of 90,000 and 300
+// tokens wait.
 func levelDecoding(free int32) *Snapshot {
 	s := &Snapshot{
 		C0Ms: 50, C1Ms: 1e-3, StepMs: 60,
@@ -20,8 +21,8 @@ func levelDecoding(free int32) *Snapshot {
 	return s
 }
 
-// The long prompt makes each step 90 ms longer. Its wait of two steps costs 120 ms. Three steps cost the four requests that run
-// 3*4*90 = 1,080 ms.
+// The long prompt makes each step 90 ms longer. Its wait of two steps costs 120 ms. Three steps
+// cost the four requests that run 3*4*90 = 1,080 ms.
 func TestAPromptThatMakesStepsMuchLongerWaits(t *testing.T) {
 	p := newPolicy(t, "evenkeel")
 	got, left := Explain(p, levelDecoding(1))
@@ -99,8 +100,8 @@ func TestOfTwoPromptsForOneRankTheShorterWaits(t *testing.T) {
 	require.Equal(t, 1, Held(p))
 }
 
-// Whatever the round: who is held is neither overdue nor has waited for max_hold, a slot stays free, and all others are placed as if those
-// that are held were not there.
+// Whatever the round: who is held is neither overdue nor has waited for max_hold, a slot stays
+// free, and all others are placed as if those that are held were not there.
 func TestWhoIsHeldLeavesASlotFree(t *testing.T) {
 	held := 0
 	rapid.Check(t, func(t *rapid.T) {

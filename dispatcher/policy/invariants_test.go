@@ -122,8 +122,9 @@ func TestNoPooledPolicyLeavesASlotIdleThatSomeoneFits(t *testing.T) {
 	}
 }
 
-// A policy with a guard places the overdue entries before all others, so that none waits for ever: no younger entry gets a slot
-// while an overdue one waits. Entries wait the longer, the earlier they came, and the ranks have KV room for all of them.
+// A policy with a guard places the overdue entries before all others, so that none waits for ever:
+// no younger entry gets a slot while an overdue one waits. Entries wait the longer, the earlier
+// they came, and the ranks have KV room for all of them.
 func TestOverdueEntriesArePlacedBeforeAllOthers(t *testing.T) {
 	n := 0
 	for _, name := range Names() {
@@ -234,8 +235,8 @@ func benchmarkTick(b *testing.B, spec string, freed int) {
 	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1e3, "p99-us")
 }
 
-// The rank that is reserved for an overdue prompt is one that can hold it: another one would stay empty in vain. BR-0 and BR-H take the
-// rank with the most room, as their golden vectors do.
+// The rank that is reserved for an overdue prompt is one that can hold it: another one would stay
+// empty in vain. BR-0 and BR-H take the rank with the most room, as their golden vectors do.
 func TestTheReservedRankCanHoldItsPrompt(t *testing.T) {
 	for _, spec := range []string{"evenkeel", "pjsq"} {
 		t.Run(spec, func(t *testing.T) {

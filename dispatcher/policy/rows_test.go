@@ -7,8 +7,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Two ranks: one holds a long prompt, the other ten short ones. Where the rank with most requests makes a step longer whatever its KV,
-// the rank with the long prompt gets the next requests; where KV alone counts, the other one does.
+// Two ranks: one holds a long prompt, the other ten short ones. Where the rank with most requests
+// makes a step longer whatever its KV, the rank with the long prompt gets the next requests; where
+// KV alone counts, the other one does.
 func TestWhereRequestsCountForThemselves(t *testing.T) {
 	s := &Snapshot{C0Ms: 20, C1Ms: 1e-4, StepMs: 30}
 	for g, running := range [][]Request{{{ID: 100, Prompt: 50_000, Generated: 1}}, nil} {
@@ -31,7 +32,8 @@ func TestWhereRequestsCountForThemselves(t *testing.T) {
 	require.Equal(t, [2]int{6, 0}, on())
 }
 
-// Whatever requests cost, no fewer entries are placed, no fewer overdue ones among them, and no rule is broken.
+// Whatever requests cost, no fewer entries are placed, no fewer overdue ones among them, and no
+// rule is broken.
 func TestRowsPlaceNoFewer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawMeasured(t)

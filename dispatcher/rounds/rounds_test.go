@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// group is ranks with so many tokens of backlog each, of which half of the slots decode, and many requests wait for their first token.
+// group is ranks with so many tokens of backlog each, of which half of the slots decode, and many
+// requests wait for their first token.
 func group(backlog ...int64) *Group {
 	g := &Group{Own: 0.0001, NotStarted: 1000, Rate: 10_000}
 	for _, b := range backlog {
@@ -40,8 +41,8 @@ func TestDecide(t *testing.T) {
 	}{
 		{name: "nothing waits", group: group(0, 0), wake: all},
 		{name: "a level round goes at once", group: group(0, 0), waiting: waiting(never, 1000, 1000), picks: []Pick{{0, 0}, {1, 1}}, wake: all},
-		// 16 decodes would wait 1000 tokens on one rank less the 500 that each had if they were level: 16 * 0.0001 * 500 = 0.8 s, of which a
-		// quarter.
+		// 16 decodes would wait 1000 tokens on one rank less the 500 that each had if they were level: 16
+		// * 0.0001 * 500 = 0.8 s, of which a quarter.
 		{name: "one prompt is held until its wait is worth what it spares the decodes", group: group(0, 0), waiting: waiting(10, 1000), wake: 10.2},
 		{name: "and two share the wait", group: group(0, 0), waiting: waiting(10, 1500, 500), wake: 10.1},
 		{name: "it goes when it has waited for that", group: group(0, 0), waiting: waiting(9.8, 1000), picks: []Pick{{0, 0}}, wake: all},
@@ -125,7 +126,8 @@ func TestAClockThatGoesBackHoldsNobodyForLonger(t *testing.T) {
 	require.Len(t, picks, 1)
 }
 
-// Whatever waits: slots and room are kept, each is sent once, and nobody who could be sent is held beyond max_hold.
+// Whatever waits: slots and room are kept, each is sent once, and nobody who could be sent is held
+// beyond max_hold.
 func TestRoundsKeepTheirBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g := &Group{Own: rapid.SampledFrom([]float64{0, 1e-5, 1e-4, 1}).Draw(t, "own"), Request: rapid.Float64Range(0, 3000).Draw(t, "request")}

@@ -47,8 +47,8 @@ func TestWhoPaysInAStep(t *testing.T) {
 	require.InDelta(t, 20+10+6.4+12.8+16.5, law.Ms(ranks), 1e-9)
 }
 
-// Where ranks are level, what policies take for true lacks nothing of the law but the part that placing cannot change: experts that the
-// mean of the ranks pays.
+// Where ranks are level, what policies take for true lacks nothing of the law but the part that
+// placing cannot change: experts that the mean of the ranks pays.
 func TestWhatPoliciesTakeForTrue(t *testing.T) {
 	law := Law{Model: Model{C0Ms: 10, C1Ms: 1e-3, RequestMs: 0.1}, MostRowsMs: 0.2, MeanRowsMs: 0.3, Sizes: Captured(64)}
 	level := []Rank{{Requests: 16, KV: 5000}, {Requests: 16, KV: 5000}}
@@ -60,8 +60,8 @@ func TestWhatPoliciesTakeForTrue(t *testing.T) {
 	}
 }
 
-// Ranks that are level and fill a graph take the same in every form, and that is what the level Model says. Whatever the ranks, who
-// pads takes no less than who does not.
+// Ranks that are level and fill a graph take the same in every form, and that is what the level
+// Model says. Whatever the ranks, who pads takes no less than who does not.
 func TestFormsAgreeOnLevelRanks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ms := func(name string) float64 { return rapid.Float64Range(0, 1).Draw(t, name) }

@@ -20,8 +20,9 @@ func TestALawOfRanks(t *testing.T) {
 	require.Zero(t, (&Model{RequestMs: 1}).Weight())
 }
 
-// Whatever the law, what is learned of it is not negative, and foretells steps with a prefill: also where the rank's own part, which is
-// not learned, is another than is usual, here 10 to 45 % of what a token costs.
+// Whatever the law, what is learned of it is not negative, and foretells steps with a prefill: also
+// where the rank's own part, which is not learned, is another than is usual, here 10 to 45 % of
+// what a token costs.
 func TestTheLawOfPrefillsIsLearned(t *testing.T) {
 	race.Alone(t)
 	for told, bound := range map[bool]float64{true: 0.04, false: 0.05} {

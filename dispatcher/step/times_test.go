@@ -119,7 +119,8 @@ func BenchmarkStepModel(b *testing.B) {
 	}
 }
 
-// An engine may stand still in its first steps. The steps after it are heard, and soon say what is usual.
+// An engine may stand still in its first steps. The steps after it are heard, and soon say what is
+// usual.
 func TestALongStepAtFirstHidesNoOther(t *testing.T) {
 	var s Times
 	s.Add(time.Second)
@@ -130,8 +131,8 @@ func TestALongStepAtFirstHidesNoOther(t *testing.T) {
 	require.Equal(t, 8*time.Millisecond, s.Least())
 }
 
-// heard plays steps, of which every third has no prefill, as a proxy hears them: what comes sooner than the least is a part of the next
-// one.
+// heard plays steps, of which every third has no prefill, as a proxy hears them: what comes sooner
+// than the least is a part of the next one.
 func heard(s *Times, law Model, steps int) (told int) {
 	var since time.Duration
 	tokens := 0.0
@@ -152,7 +153,8 @@ func heard(s *Times, law Model, steps int) (told int) {
 	return told
 }
 
-// Most steps have a prefill, and the others are far shorter. They are heard nevertheless, also where they become shorter still.
+// Most steps have a prefill, and the others are far shorter. They are heard nevertheless, also
+// where they become shorter still.
 func TestStepsWithAPrefillHideNoOther(t *testing.T) {
 	var s Times
 	require.Equal(t, 600, heard(&s, Model{C0Ms: 35, OwnPromptMs: 0.11, SharedPromptMs: 0.04}, 600))

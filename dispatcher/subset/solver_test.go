@@ -220,8 +220,9 @@ func BenchmarkBest(b *testing.B) {
 	}
 }
 
-// BenchmarkTwoWays has the same problems enumerated and searched by bitsets, on both sides of the number of subsets
-// from which on Best takes bitsets. The margin is what as many candidates as may be taken fill in the mean.
+// BenchmarkTwoWays has the same problems enumerated and searched by bitsets, on both sides of the
+// number of subsets from which on Best takes bitsets. The margin is what as many candidates as may
+// be taken fill in the mean.
 func BenchmarkTwoWays(b *testing.B) {
 	for _, c := range []struct{ n, c int }{{8, 8}, {16, 4}, {64, 2}, {12, 12}, {16, 5}, {13, 13}, {64, 3}, {16, 8}} {
 		for _, margin := range []int64{16_384, 32_768} { // both exact

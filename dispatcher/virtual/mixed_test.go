@@ -237,7 +237,8 @@ func TestMixedRanksServeAll(t *testing.T) {
 	})
 }
 
-// What ranks do in their steps teaches the law that made these long, also where some have several prompts and others none.
+// What ranks do in their steps teaches the law that made these long, also where some have several
+// prompts and others none.
 func TestTheStepsOfMixedRanksTeachTheirLaw(t *testing.T) {
 	for _, c := range []struct {
 		name string

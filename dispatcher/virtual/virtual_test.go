@@ -17,9 +17,9 @@ type request struct {
 	prompt, tokens int32
 }
 
-// told runs ranks of so many slots and KV tokens until all requests have ended, and says what became of each. The boards bind twice as many
-// requests as a rank has slots. A step takes 10 ms and
-// 1 ms for each 100 KV tokens of the fullest rank.
+// told runs ranks of so many slots and KV tokens until all requests have ended, and says what
+// became of each. The boards bind twice as many requests as a rank has slots. A step takes 10 ms
+// and 1 ms for each 100 KV tokens of the fullest rank.
 func told(t *testing.T, ranks, slots int, capacity int64, requests ...request) (all []string) {
 	t.Helper()
 	return toldOf(t, ranks, Rank{Slots: slots, Capacity: capacity}, 0, requests...)
@@ -88,7 +88,8 @@ func toldOf(t *testing.T, ranks int, like Rank, lag int64, requests ...request) 
 	return all
 }
 
-// Each step of a group takes as long as its fullest rank needs, and a request that comes in a step joins the next one.
+// Each step of a group takes as long as its fullest rank needs, and a request that comes in a step
+// joins the next one.
 func TestRanksOfAGroupStepTogether(t *testing.T) {
 	require.Equal(t, []string{
 		"0.00 ms: 1 has a slot",
@@ -120,14 +121,16 @@ func TestWhoFindsNoSlotWaitsInTheEngine(t *testing.T) {
 	}, told(t, 1, 1, 0, request{0, 1000, 1}, request{0, 1000, 1}))
 }
 
-// The KV of a second answer has no room beside the first one's after a few tokens: the last admitted one leaves.
+// The KV of a second answer has no room beside the first one's after a few tokens: the last
+// admitted one leaves.
 func TestTheLastAdmittedRequestLeavesIfKVOverflows(t *testing.T) {
 	all := told(t, 1, 2, 205, request{0, 100, 9}, request{0, 100, 9})
 	require.Contains(t, all[2], "2 leaves rank 0 after 3 tokens")
 	require.Contains(t, all[3], "1 has its 9 tokens")
 }
 
-// What has no room for its KV is not pulled, and begins when there is room. A request that is alone is served, however long it is.
+// What has no room for its KV is not pulled, and begins when there is room. A request that is alone
+// is served, however long it is.
 func TestARequestIsPulledWhenItsKVHasRoom(t *testing.T) {
 	all := told(t, 1, 2, 150, request{0, 100, 3}, request{0, 200, 1})
 	require.Equal(t, "0.00 ms: 1 has a slot", all[0])
@@ -136,8 +139,8 @@ func TestARequestIsPulledWhenItsKVHasRoom(t *testing.T) {
 	require.Contains(t, all[3], "2 has its 1 tokens")
 }
 
-// vLLM pulls for all that wait as soon as it runs one fewer than it may, and for none while it runs as many. What is pulled then waits for
-// its turn.
+// vLLM pulls for all that wait as soon as it runs one fewer than it may, and for none while it runs
+// as many. What is pulled then waits for its turn.
 func TestKVIsPulledOnlyWhileFewerRun(t *testing.T) {
 	requests := []request{{0, 1000, 3}, {0, 1000, 1}, {50, 1000, 1}}
 	require.Equal(t, []string{

@@ -251,7 +251,8 @@ func TestAFailureIsSaidOnce(t *testing.T) {
 	}
 }
 
-// One half of a source may know of engines while the other half fails: they are used, and the failure stays.
+// One half of a source may know of engines while the other half fails: they are used, and the
+// failure stays.
 func TestAListThatComesWithAFailureIsUsed(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	d := New(Config{Sources: []Source{&told{name: "a"}}, Log: zap.New(core)})
@@ -347,7 +348,8 @@ func TestWhatTheFleetRefusesIsToldAgain(t *testing.T) {
 	})
 }
 
-// redescribed starts a discoverer whose source has given an engine in use another description, which the fleet refuses.
+// redescribed starts a discoverer whose source has given an engine in use another description,
+// which the fleet refuses.
 func redescribed(t *testing.T) (r *rig, wrong Engine) {
 	r = start(t, false)
 	r.say(r.a, at("x:1"))
@@ -358,7 +360,8 @@ func redescribed(t *testing.T) (r *rig, wrong Engine) {
 	return r, wrong
 }
 
-// The fleet keeps an engine whose new description it refuses, so the engine is no unfit one, which would get no requests.
+// The fleet keeps an engine whose new description it refuses, so the engine is no unfit one, which
+// would get no requests.
 func TestAnEngineWhoseNewDescriptionIsRefusedIsInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, wrong := redescribed(t)
@@ -429,8 +432,8 @@ func TestTheConfigsOwnEnginesAreLeftAlone(t *testing.T) {
 	})
 }
 
-// Each round asks the fleet about every engine, so the number of questions shows how many rounds there were. There is one when a source or
-// a trial has said something, and when a try is due.
+// Each round asks the fleet about every engine, so the number of questions shows how many rounds
+// there were. There is one when a source or a trial has said something, and when a try is due.
 func TestThereIsNoRoundWithoutACause(t *testing.T) {
 	unfit := errors.New("no hand-off")
 	t.Run("an engine that failed its trial is in the config now", func(t *testing.T) {

@@ -1,4 +1,5 @@
-// Package abort keeps the running requests to which clients gave names, so that clients can end them by name.
+// Package abort keeps the running requests to which clients gave names, so that clients can end
+// them by name.
 package abort
 
 import "sync"
@@ -40,8 +41,9 @@ func (r *Running) Register(caller, name string, cancel func()) (unregister func(
 	}
 }
 
-// End ends the caller's requests whose names match. It cancels them concurrently, returns when all calls of cancel have returned, and says
-// how many requests matched. No caller can end the request of another caller.
+// End ends the caller's requests whose names match. It cancels them concurrently, returns when all
+// calls of cancel have returned, and says how many requests matched. No caller can end the request
+// of another caller.
 func (r *Running) End(caller string, matches func(name string) bool) int {
 	var matching []*entry
 	r.mu.Lock()

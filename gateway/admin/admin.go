@@ -1,5 +1,6 @@
-// Package admin serves the operators' listener: metrics, health, status, and the calls that change a running proxy. It also speaks the
-// admin API of vllm-ascend's proxy. On any address but loopback the listener needs a token; guard.go says what else it asks of a request.
+// Package admin serves the operators' listener: metrics, health, status, and the calls that change
+// a running proxy. It also speaks the admin API of vllm-ascend's proxy. On any address but loopback
+// the listener needs a token; guard.go says what else it asks of a request.
 package admin
 
 import (
@@ -52,8 +53,8 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 	return limitBodyTime(limitWriteTime(answerUnknownRoutes(mux))), nil
 }
 
-// answerUnknownRoutes passes requests to the routes of mux, and answers those that no route takes. Like the errors of routes, this answer
-// is JSON. It says which paths or methods there are.
+// answerUnknownRoutes passes requests to the routes of mux, and answers those that no route takes.
+// Like the errors of routes, this answer is JSON. It says which paths or methods there are.
 func answerUnknownRoutes(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handler, pattern := mux.Handler(r) // if pattern is empty, handler refuses the request
@@ -73,7 +74,8 @@ func answerUnknownRoutes(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// muxRefusal is a ResponseWriter that stores the status and the headers with which the mux refuses a request.
+// muxRefusal is a ResponseWriter that stores the status and the headers with which the mux refuses
+// a request.
 type muxRefusal struct {
 	header http.Header
 	status int
@@ -83,7 +85,8 @@ func (r *muxRefusal) Header() http.Header         { return r.header }
 func (r *muxRefusal) Write(p []byte) (int, error) { return len(p), nil }
 func (r *muxRefusal) WriteHeader(status int)      { r.status = status }
 
-// open returns the routes that need no token: health, and the page for people, which asks for the token itself.
+// open returns the routes that need no token: health, and the page for people, which asks for the
+// token itself.
 func (h *handler) open() map[string]http.Handler {
 	open := map[string]http.Handler{"GET /livez": http.HandlerFunc(h.livez), "GET /readyz": http.HandlerFunc(h.readyz)}
 	for path, page := range live.Page() {
@@ -134,8 +137,9 @@ func (h *handler) guarded(livePage http.Handler) map[string]http.HandlerFunc {
 // livez answers 200 as long as the process can answer at all.
 func (h *handler) livez(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }
 
-// readyz answers 503 while no request could be served, and as soon as the proxy begins to drain. Operators also get a line for each engine
-// that is missing. Kubelets and strangers do not get these lines, because they contain addresses.
+// readyz answers 503 while no request could be served, and as soon as the proxy begins to drain.
+// Operators also get a line for each engine that is missing. Kubelets and strangers do not get
+// these lines, because they contain addresses.
 func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 	if ok, why := h.g.Ready(); !ok {
 		known, tokenRequired := h.g.Reloader().CheckToken(bearer(r))
@@ -197,9 +201,9 @@ func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusCreated)
 }
 
-// withWorker calls f with the role and the id of the engine or rank that the path names, as host:port or host:port/rank. The role comes
-// from the query; if it is empty, f decides which engine of the address is meant. withWorker answers the request by the error that f
-// returns.
+// withWorker calls f with the role and the id of the engine or rank that the path names, as
+// host:port or host:port/rank. The role comes from the query; if it is empty, f decides which
+// engine of the address is meant. withWorker answers the request by the error that f returns.
 func (h *handler) withWorker(w http.ResponseWriter, r *http.Request, f func(role, id string) error) {
 	address, rank, _ := strings.Cut(r.PathValue("id"), "/") // a client may write the slash before the rank as %2F
 	rank = cmp.Or(rank, r.PathValue("rank"))
@@ -220,8 +224,8 @@ func (h *handler) withWorker(w http.ResponseWriter, r *http.Request, f func(role
 	}
 }
 
-// removeWorker removes an engine. Without a role in the query, it removes the decode engine with the address or, if there is none, the
-// aggregated one.
+// removeWorker removes an engine. Without a role in the query, it removes the decode engine with
+// the address or, if there is none, the aggregated one.
 func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) {
 	h.withWorker(w, r, func(role, id string) error {
 		err := h.g.Remove(cmp.Or(role, "decode"), id)
@@ -232,7 +236,8 @@ func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// drainWorker begins the drain of an engine or rank. The body is {"deadline":"5m"}, or no body for no deadline.
+// drainWorker begins the drain of an engine or rank. The body is {"deadline":"5m"}, or no body for
+// no deadline.
 func (h *handler) drainWorker(w http.ResponseWriter, r *http.Request) {
 	if limit, ok := readDeadline(w, r); ok {
 		h.withWorker(w, r, func(role, id string) error { return h.g.DrainEngine(role, id, limit) })
@@ -273,8 +278,8 @@ func (h *handler) undrain(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// readDeadline reads from the body how long a drain may take; 0: there is no body, and so no limit. ok is false if readDeadline has
-// answered the request with an error.
+// readDeadline reads from the body how long a drain may take; 0: there is no body, and so no limit.
+// ok is false if readDeadline has answered the request with an error.
 func readDeadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok bool) {
 	if r.ContentLength == 0 {
 		return 0, true
@@ -294,8 +299,9 @@ func readDeadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, 
 }
 
 // instances serves /instances/add and /instances/remove of vllm-ascend's proxy, whose body is
-// {"type":"prefill|decode|aggregated","instances":["host:port"]}. It calls f for each instance, and answers with the engines of each role
-// that the fleet then has. At the first error of f it stops, and answers with that error.
+// {"type":"prefill|decode|aggregated","instances":["host:port"]}. It calls f for each instance, and
+// answers with the engines of each role that the fleet then has. At the first error of f it stops,
+// and answers with that error.
 func (h *handler) instances(f func(role, address string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in struct {
@@ -334,7 +340,8 @@ func (h *handler) instances(f func(role, address string) error) http.HandlerFunc
 	}
 }
 
-// stringOrList is a list of addresses. Like vllm-ascend's proxy, it also accepts one string in place of a list.
+// stringOrList is a list of addresses. Like vllm-ascend's proxy, it also accepts one string in
+// place of a list.
 type stringOrList []string
 
 // UnmarshalJSON implements json.Unmarshaler.

@@ -10,9 +10,10 @@ import (
 	"evenkeel/gateway/receipt"
 )
 
-// decisions lists the receipts of the last requests, newest first. n is how many (100 if it is left out). model, key, outcome, engine, find
-// and slow_ms select receipts. running=1 also lists requests that have not ended. brief=1 gives one line per receipt. id selects a single
-// request by its own id or by the X-Request-Id of its client.
+// decisions lists the receipts of the last requests, newest first. n is how many (100 if it is left
+// out). model, key, outcome, engine, find and slow_ms select receipts. running=1 also lists
+// requests that have not ended. brief=1 gives one line per receipt. id selects a single request by
+// its own id or by the X-Request-Id of its client.
 func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 	q, ring := r.URL.Query(), h.g.Receipts()
 	if ring == nil {

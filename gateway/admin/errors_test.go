@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// errorRow is a code, its status and whole sentences: what happened, and what to do where the heading of
-// the table does not say it.
+// errorRow is a code, its status and whole sentences: what happened, and what to do where the
+// heading of the table does not say it.
 var errorRow = regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| (\\d{3}) \\| [A-Z].*\\. \\|$")
 
 // docs/errors.md says for every code what a client should do, and has no other code.

@@ -7,7 +7,8 @@ import (
 	"evenkeel/gateway/fleetcall"
 )
 
-// callFleet calls all engines, or those of one group. It answers 502 if some engine failed, for tools that look only at the status.
+// callFleet calls all engines, or those of one group. It answers 502 if some engine failed, for
+// tools that look only at the status.
 func (h *handler) callFleet(w http.ResponseWriter, r *http.Request) {
 	var in fleetcall.Call
 	if !readJSON(w, r, &in) {
@@ -26,7 +27,8 @@ func (h *handler) callFleet(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// resetPrefixCache empties the prefix caches of all engines. It answers with an error if some engine did not do it.
+// resetPrefixCache empties the prefix caches of all engines. It answers with an error if some
+// engine did not do it.
 func (h *handler) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 	result, refusal := h.g.Calls().Do(r.Context(), fleetcall.Call{Path: "/reset_prefix_cache"}, operatorName(r))
 	if refusal != nil {
@@ -46,7 +48,8 @@ func (h *handler) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 	reply(w, map[string]string{"message": "ok"})
 }
 
-// operatorName is how the log names an operator. An operator who sent the token has no other name than an address.
+// operatorName is how the log names an operator. An operator who sent the token has no other name
+// than an address.
 func operatorName(r *http.Request) string {
 	if bearer(r) == "" {
 		return r.RemoteAddr

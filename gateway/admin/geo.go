@@ -11,8 +11,8 @@ import (
 	"evenkeel/geo"
 )
 
-// peersOr404 returns what this proxy knows of its peers in other regions. If there are no other regions, it answers the request with 404
-// and returns nil.
+// peersOr404 returns what this proxy knows of its peers in other regions. If there are no other
+// regions, it answers the request with 404 and returns nil.
 func (h *handler) peersOr404(w http.ResponseWriter) *geo.Peers {
 	peers := h.g.Geo()
 	if peers == nil {
@@ -21,7 +21,8 @@ func (h *handler) peersOr404(w http.ResponseWriter) *geo.Peers {
 	return peers
 }
 
-// regions is the answer to GET /geo: the peers of this proxy, and for which regions and decode groups it holds the lease.
+// regions is the answer to GET /geo: the peers of this proxy, and for which regions and decode
+// groups it holds the lease.
 type regions struct {
 	geo.Status
 	Owners []owner.RegionStatus `json:"owners,omitempty"`

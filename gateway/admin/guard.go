@@ -14,8 +14,9 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// guard calls next only for requests that an operator meant to send: they have the token, if one is set, and no browser sent them for the
-// page of another site. It answers all other requests with an error. Health routes are not guarded, because kubelets have no token.
+// guard calls next only for requests that an operator meant to send: they have the token, if one is
+// set, and no browser sent them for the page of another site. It answers all other requests with an
+// error. Health routes are not guarded, because kubelets have no token.
 func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		known, tokenRequired := h.g.Reloader().CheckToken(bearer(r))
@@ -55,8 +56,9 @@ func bearer(r *http.Request) string {
 	return token
 }
 
-// isLoopback says whether a Host header has a loopback name or address. An attacker can make any other name resolve to this machine (DNS
-// rebinding), and a browser then treats the attacker's page and this listener as one site.
+// isLoopback says whether a Host header has a loopback name or address. An attacker can make any
+// other name resolve to this machine (DNS rebinding), and a browser then treats the attacker's page
+// and this listener as one site.
 func isLoopback(host string) bool {
 	bracketed := strings.HasPrefix(host, "[")
 	if name, _, err := net.SplitHostPort(host); err == nil { // SplitHostPort also takes the brackets off
@@ -70,8 +72,9 @@ func isLoopback(host string) bool {
 
 var origins = http.NewCrossOriginProtection()
 
-// crossSite says whether a browser sent a request for the page of another site. Such requests are allowed only if a person followed a link
-// to a page. Links to /debug are refused, too, because a profile costs a minute of CPU.
+// crossSite says whether a browser sent a request for the page of another site. Such requests are
+// allowed only if a person followed a link to a page. Links to /debug are refused, too, because a
+// profile costs a minute of CPU.
 func crossSite(r *http.Request) bool {
 	asPost := *r
 	asPost.Method = http.MethodPost // because origins.Check lets every GET pass
@@ -85,7 +88,8 @@ func crossSite(r *http.Request) bool {
 	return !onlyReads || !isLink || strings.HasPrefix(r.URL.Path, "/debug/")
 }
 
-// isJSON says whether the body is JSON. A page of another site may send forms and plain text without a preflight, but not JSON.
+// isJSON says whether the body is JSON. A page of another site may send forms and plain text
+// without a preflight, but not JSON.
 func isJSON(r *http.Request) bool {
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return err == nil && kind == "application/json"
@@ -122,7 +126,8 @@ func reply(w http.ResponseWriter, v any) {
 	_ = enc.Encode(v) // an error means that the operator closed the connection
 }
 
-// readJSON decodes a JSON body into v. If it cannot, it answers the request with 400, and ok is false.
+// readJSON decodes a JSON body into v. If it cannot, it answers the request with 400, and ok is
+// false.
 func readJSON(w http.ResponseWriter, r *http.Request, v any) (ok bool) {
 	dec := json.NewDecoder(r.Body)
 	dec.DisallowUnknownFields()
@@ -133,7 +138,8 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) (ok bool) {
 	return true
 }
 
-// setPolicyFromBody puts the policy that the body names in force, and answers with this policy. what names the kind of policy in the log.
+// setPolicyFromBody puts the policy that the body names in force, and answers with this policy.
+// what names the kind of policy in the log.
 func (h *handler) setPolicyFromBody(w http.ResponseWriter, r *http.Request, what string, policies interface {
 	Policy() string
 	SetPolicy(text string) error

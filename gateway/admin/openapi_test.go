@@ -43,7 +43,8 @@ func TestOpenAPISchemasAreThoseOfTheTypes(t *testing.T) {
 	regenerate(t, document, fromTypes, generated(t, loose, strict), *update)
 }
 
-// page is what these tests read of the document. bench/outside/api validates it, and holds answers against it.
+// page is what these tests read of the document. bench/outside/api validates it, and holds answers
+// against it.
 type page struct {
 	Tags  []struct{ Name, Description string }
 	Paths map[string]item

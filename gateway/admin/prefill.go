@@ -18,8 +18,8 @@ func (h *handler) setPrefillPolicy(w http.ResponseWriter, r *http.Request) {
 	h.setPolicyFromBody(w, r, "prefill policy", h.g.Prefill())
 }
 
-// scorePrefill takes the body of a request to /v1/... and says how each prefill engine would score for it. It sends the request to no
-// engine.
+// scorePrefill takes the body of a request to /v1/... and says how each prefill engine would score
+// for it. It sends the request to no engine.
 func (h *handler) scorePrefill(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -38,7 +38,8 @@ func (h *handler) scorePrefill(w http.ResponseWriter, r *http.Request) {
 	reply(w, scores)
 }
 
-// hotspots answers with the classes of requests that share a long prefix and may overload the engines that hold it.
+// hotspots answers with the classes of requests that share a long prefix and may overload the
+// engines that hold it.
 func (h *handler) hotspots(w http.ResponseWriter, _ *http.Request) {
 	reply(w, h.g.Prefill().Hotspots())
 }

@@ -8,9 +8,9 @@ import (
 // bodyTime is how long a client may take to send a body.
 const bodyTime = 10 * time.Second
 
-// limitBodyTime ends connections whose clients do not send the body that they announced. Without it net/http would wait for the rest of a
-// body before it answers, even if the route takes no body or the request has no token. At the end of a body, net/http itself lifts the
-// deadline.
+// limitBodyTime ends connections whose clients do not send the body that they announced. Without it
+// net/http would wait for the rest of a body before it answers, even if the route takes no body or
+// the request has no token. At the end of a body, net/http itself lifts the deadline.
 func limitBodyTime(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 { // -1: a body of unknown length
@@ -24,8 +24,8 @@ func limitBodyTime(next http.Handler) http.Handler {
 // deadline itself.
 const writeTime = time.Minute
 
-// limitWriteTime ends connections whose clients do not read their answers. Without it net/http would
-// keep an answer for ever.
+// limitWriteTime ends connections whose clients do not read their answers. Without it net/http
+// would keep an answer for ever.
 func limitWriteTime(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(&timedWriter{ResponseWriter: w, conn: http.NewResponseController(w)}, r)

@@ -42,7 +42,8 @@ func served(t *testing.T, h http.Handler, text string) net.Conn {
 	return client
 }
 
-// No token is asked for here, so any stranger could keep as many connections as the proxy may have open files.
+// No token is asked for here, so any stranger could keep as many connections as the proxy may have
+// open files.
 func TestAClientThatDoesNotSendItsBodyIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := limitBodyTime(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }))

@@ -10,8 +10,8 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// abort ends the caller's requests that the body names, as the abort endpoints of engines do. It ignores names that no request of the
-// caller has.
+// abort ends the caller's requests that the body names, as the abort endpoints of engines do. It
+// ignores names that no request of the caller has.
 func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	key, fail := d.authenticate(ctx)
 	if fail == nil { // each of the next steps is taken only if none before it has failed
@@ -30,7 +30,8 @@ func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	ctx.SetStatusCode(http.StatusOK)
 }
 
-// abortMatcher reads from the body which requests are to end. matches says whether a request with the given name is one of them.
+// abortMatcher reads from the body which requests are to end. matches says whether a request with
+// the given name is one of them.
 func (d *Handler) abortMatcher(ctx *fasthttp.RequestCtx) (matches func(name string) bool, fail *openai.Error) {
 	packed, reservation := edge.AcquireBody(ctx)
 	defer reservation.Release()

@@ -49,7 +49,8 @@ type ModelLoad struct {
 	KV               float64 // share of the KV memory of all decode ranks that are up, from 0 to 1
 }
 
-// loadPage is the page of metrics for the endpoint picker of the Gateway API. Only one request at a time makes a new page.
+// loadPage is the page of metrics for the endpoint picker of the Gateway API. Only one request at a
+// time makes a new page.
 type loadPage struct {
 	last      atomic.Pointer[endpointText]
 	beingMade atomic.Bool // a request makes a new page; makePage sets this back
@@ -71,8 +72,9 @@ var refusalUnknownKey = edge.Refusal{
 	Message: "no or unknown API key; send Authorization: Bearer KEY, or x-api-key: KEY",
 }
 
-// keyOf finds the API key in a request's head. Anthropic's clients send the key as x-api-key, which is ignored if there is an Authorization
-// header. known is false if the request has an unknown key or none; if no key is required, every caller is known, with the zero Key.
+// keyOf finds the API key in a request's head. Anthropic's clients send the key as x-api-key, which
+// is ignored if there is an Authorization header. known is false if the request has an unknown key
+// or none; if no key is required, every caller is known, with the zero Key.
 func (d *Handler) keyOf(h *fasthttp.RequestHeader) (key keys.Key, known bool) {
 	set := d.deps.Config.Keys()
 	if value := h.Peek("Authorization"); len(value) > 0 {
@@ -81,7 +83,8 @@ func (d *Handler) keyOf(h *fasthttp.RequestHeader) (key keys.Key, known bool) {
 	return set.Find(h.Peek("X-Api-Key"))
 }
 
-// Authenticate looks only at a request's head, so that an unknown caller is refused before the body is read; nil: the key is known.
+// Authenticate looks only at a request's head, so that an unknown caller is refused before the body
+// is read; nil: the key is known.
 func (d *Handler) Authenticate(h *fasthttp.RequestHeader) *edge.Refusal {
 	if _, ok := d.keyOf(h); ok {
 		return nil
@@ -89,7 +92,8 @@ func (d *Handler) Authenticate(h *fasthttp.RequestHeader) *edge.Refusal {
 	return &refusalUnknownKey
 }
 
-// Caller returns the name of the caller's key. The memory of request bodies is counted by that name.
+// Caller returns the name of the caller's key. The memory of request bodies is counted by that
+// name.
 func (d *Handler) Caller(h *fasthttp.RequestHeader) string {
 	key, _ := d.keyOf(h)
 	return key.Name
@@ -108,7 +112,8 @@ func (d *Handler) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Erro
 
 const priorityHeader = "X-Evenkeel-Priority"
 
-// requestContext is a request on its way to being admitted, with the key of its caller and what the request has used of the key's limits.
+// requestContext is a request on its way to being admitted, with the key of its caller and what the
+// request has used of the key's limits.
 type requestContext struct {
 	*request.Incoming
 	key            keys.Key
@@ -121,9 +126,10 @@ type requestContext struct {
 	stillCounting atomic.Int32
 }
 
-// applyKey sets the priority of a request. The priority header counts before the objective header, and both count before the priority of
-// the API key. Only a trusted caller may send these headers. applyKey counts the request, and one answer, against the limits of the key. It
-// returns an error if a header is invalid or a limit is reached.
+// applyKey sets the priority of a request. The priority header counts before the objective header,
+// and both count before the priority of the API key. Only a trusted caller may send these headers.
+// applyKey counts the request, and one answer, against the limits of the key. It returns an error
+// if a header is invalid or a limit is reached.
 func (r *requestContext) applyKey(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
 	r.key, r.Priority = key, key.Priority
 	r.readGatewayHeaders(&ctx.Request.Header, objectives)
@@ -148,12 +154,14 @@ var (
 	fairnessHeaders  = [...]string{"X-Gateway-Inference-Fairness-Id", "X-Llm-D-Inference-Fairness-Id"}
 )
 
-// mostFlows bounds the flows (fairness ids) of one API key, because the choice of the next request takes time for each flow. If a key names
-// more flows, some of them count as one flow and share its turns.
+// mostFlows bounds the flows (fairness ids) of one API key, because the choice of the next request
+// takes time for each flow. If a key names more flows, some of them count as one flow and share its
+// turns.
 const mostFlows = 256
 
-// readGatewayHeaders reads the headers in which a trusted gateway describes a request. The objective header names a priority, which
-// objectives lists. The fairness header names a flow. Flows take turns as if each of them were a key of its own.
+// readGatewayHeaders reads the headers in which a trusted gateway describes a request. The
+// objective header names a priority, which objectives lists. The fairness header names a flow.
+// Flows take turns as if each of them were a key of its own.
 func (r *requestContext) readGatewayHeaders(h *fasthttp.RequestHeader, objectives map[string]int) {
 	if !r.key.Trusted {
 		return
@@ -166,7 +174,8 @@ func (r *requestContext) readGatewayHeaders(h *fasthttp.RequestHeader, objective
 	}
 }
 
-// firstHeader is the value of the first of the named headers that the request has; nil: it has none of them.
+// firstHeader is the value of the first of the named headers that the request has; nil: it has none
+// of them.
 func firstHeader(h *fasthttp.RequestHeader, names []string) []byte {
 	for _, name := range names {
 		if value := h.Peek(name); len(value) > 0 {
@@ -176,7 +185,8 @@ func firstHeader(h *fasthttp.RequestHeader, names []string) []byte {
 	return nil
 }
 
-// countRequest counts one request against the requests per minute of the key. It returns an error if the key has no requests left.
+// countRequest counts one request against the requests per minute of the key. It returns an error
+// if the key has no requests left.
 func countRequest(key keys.Key, now time.Time) *openai.Error {
 	if wait, ok := key.TakeRequest(now); !ok {
 		return rateExceeded(fmt.Sprintf("key %s may send %d requests per minute; send the next later", key.Name, key.RPM), wait)
@@ -184,8 +194,9 @@ func countRequest(key keys.Key, now time.Time) *openai.Error {
 	return nil
 }
 
-// countAnswers counts n more answers of the request against the key, which may have a limited number of answers at once. It returns 400 if
-// this request alone asks for more than the limit, and 429 if other requests use the rest. letGo returns the answers.
+// countAnswers counts n more answers of the request against the key, which may have a limited
+// number of answers at once. It returns 400 if this request alone asks for more than the limit, and
+// 429 if other requests use the rest. letGo returns the answers.
 func (r *requestContext) countAnswers(n int) *openai.Error {
 	switch limit := r.key.MaxConcurrent; {
 	case r.key.Acquire(n):
@@ -239,7 +250,8 @@ func (r *requestContext) letGo() {
 	}
 }
 
-// rateExceeded is the error for a key that has exceeded a rate. wait is the time until the key may send again; it is rounded up to seconds.
+// rateExceeded is the error for a key that has exceeded a rate. wait is the time until the key may
+// send again; it is rounded up to seconds.
 func rateExceeded(message string, wait time.Duration) *openai.Error {
 	e := openai.NewError(http.StatusTooManyRequests, "rate_limit_exceeded", message)
 	e.RetryAfter, e.ByKeyLimit = max(1, int(math.Ceil(wait.Seconds()))), true

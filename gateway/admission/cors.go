@@ -10,9 +10,10 @@ import (
 // preflightAge is how long a browser may remember the answer to a preflight, in seconds.
 const preflightAge = "600"
 
-// allowOrigin allows the page of another site to read the answer, if the site is one of cors.origins. allowed says whether the page may
-// read the answer. Unless all sites are allowed, it sets Vary: Origin, because a cache on the way could otherwise give one site the answer
-// that was meant for another. Answers do not depend on cookies, so browsers are not allowed to send them.
+// allowOrigin allows the page of another site to read the answer, if the site is one of
+// cors.origins. allowed says whether the page may read the answer. Unless all sites are allowed, it
+// sets Vary: Origin, because a cache on the way could otherwise give one site the answer that was
+// meant for another. Answers do not depend on cookies, so browsers are not allowed to send them.
 func (d *Handler) allowOrigin(ctx *fasthttp.RequestCtx) (allowed bool) {
 	origins := d.deps.Config.Settings().CORS.Origins
 	if len(origins) == 0 { // no page of another site may read any answer
@@ -36,8 +37,8 @@ func (d *Handler) allowOrigin(ctx *fasthttp.RequestCtx) (allowed bool) {
 	return true
 }
 
-// preflight answers a browser that asks whether a page may send a request to a route, before the browser sends that request. method is the
-// method that the route takes.
+// preflight answers a browser that asks whether a page may send a request to a route, before the
+// browser sends that request. method is the method that the route takes.
 func preflight(ctx *fasthttp.RequestCtx, method string) {
 	h := &ctx.Response.Header
 	h.Set("Access-Control-Allow-Methods", method)

@@ -14,15 +14,17 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// Any client may ask for the page of metrics, and each new page interrupts the dispatcher. Therefore a page is sent again until it is older
-// than pageLasts. Making a page takes at most pageTimeout. A page older than pageStale is not sent.
+// Any client may ask for the page of metrics, and each new page interrupts the dispatcher.
+// Therefore a page is sent again until it is older than pageLasts. Making a page takes at most
+// pageTimeout. A page older than pageStale is not sent.
 const (
 	pageLasts   = 200 * time.Millisecond
 	pageTimeout = time.Second
 	pageStale   = 10 * time.Second
 )
 
-// metrics shows the endpoint picker of an InferencePool how busy the proxy is, under the metric names of vLLM.
+// metrics shows the endpoint picker of an InferencePool how busy the proxy is, under the metric
+// names of vLLM.
 func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 	if !d.deps.Config.Settings().GatewayAPI.Metrics {
 		d.deps.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found",
@@ -54,8 +56,8 @@ func (d *Handler) writePage(ctx *fasthttp.RequestCtx, contentType string, page [
 	edge.AnswerWhole(ctx, contentType, page, memory)
 }
 
-// makePage makes a new page of metrics, and then lets another request make the next page. If the dispatcher does not answer in time, the
-// last page stays.
+// makePage makes a new page of metrics, and then lets another request make the next page. If the
+// dispatcher does not answer in time, the last page stays.
 func (d *Handler) makePage() {
 	defer d.loadPage.beingMade.Store(false)
 	ctx, cancel := context.WithTimeout(d.deps.Service.Context(), pageTimeout)
@@ -67,7 +69,8 @@ func (d *Handler) makePage() {
 
 const metricsPath = "/metrics"
 
-// appendLoads appends three gauges to dst, each with a value for every model, in the text format of Prometheus.
+// appendLoads appends three gauges to dst, each with a value for every model, in the text format of
+// Prometheus.
 func appendLoads(dst []byte, loads []ModelLoad) []byte {
 	for _, gauge := range []struct {
 		name, help string

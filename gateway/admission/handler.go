@@ -1,5 +1,6 @@
-// Package admission handles a request of the public listener before it is served. It finds the route, checks the sender and the limits of
-// its key, reads the request, and refuses it if no engine could serve it.
+// Package admission handles a request of the public listener before it is served. It finds the
+// route, checks the sender and the limits of its key, reads the request, and refuses it if no
+// engine could serve it.
 package admission
 
 import (
@@ -32,7 +33,8 @@ func New(deps Deps) *Handler {
 	return d
 }
 
-// Handle serves a request of the public listener: it finds the route of the path, or answers with an error if there is none.
+// Handle serves a request of the public listener: it finds the route of the path, or answers with
+// an error if there is none.
 func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	path, method := string(ctx.Path()), string(ctx.Method())
 	originAllowed := d.allowOrigin(ctx)
@@ -57,8 +59,9 @@ func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 // oneModelPath is the key of the route for all paths that name one model.
 const oneModelPath = "/v1/models/{model}"
 
-// publicRoutes returns the routes of the public listener, by path. Requests for answers of a model are split into prefill and decode
-// (serveSplit). Those to the paths of package passthrough go to one engine unchanged.
+// publicRoutes returns the routes of the public listener, by path. Requests for answers of a model
+// are split into prefill and decode (serveSplit). Those to the paths of package passthrough go to
+// one engine unchanged.
 func (d *Handler) publicRoutes() map[string]publicRoute {
 	all := map[string]publicRoute{
 		"/v1/chat/completions":   {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.serveSplit(ctx, mooncake.Chat) }},
@@ -96,7 +99,8 @@ func (d *Handler) Limits() openai.Limits {
 	return limits
 }
 
-// soleModelAnywhere returns the only model that this region and all other regions serve. It is empty if they serve several models, or none.
+// soleModelAnywhere returns the only model that this region and all other regions serve. It is
+// empty if they serve several models, or none.
 func (d *Handler) soleModelAnywhere() string {
 	var offered []string
 	if peers := d.deps.Requests.Peers; peers != nil {
@@ -110,8 +114,9 @@ func (d *Handler) serveSplit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	d.receive(ctx, ep.Path(), func(in *requestContext) *openai.Error { return d.admitAndServe(ctx, ep, in) })
 }
 
-// receive serves a request of a client by the function serve, after it has checked the sender. An error of serve becomes the answer. The
-// answer has the client's X-Request-Id or, without one, the id that evenkeel gave the request.
+// receive serves a request of a client by the function serve, after it has checked the sender. An
+// error of serve becomes the answer. The answer has the client's X-Request-Id or, without one, the
+// id that evenkeel gave the request.
 func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*requestContext) *openai.Error) {
 	arrival := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
@@ -157,8 +162,9 @@ func (d *Handler) newIncoming(facts journal.LogEntry) *requestContext {
 	return in
 }
 
-// checkSender finds the key of a request's sender, opens the request's receipt and spans, and counts the request against the rate limits of
-// the key. It returns an error if the key is unknown or over its limits.
+// checkSender finds the key of a request's sender, opens the request's receipt and spans, and
+// counts the request against the rate limits of the key. It returns an error if the key is unknown
+// or over its limits.
 func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *requestContext) *openai.Error {
 	key, fail := d.authenticate(ctx)
 	if fail != nil {
@@ -172,13 +178,15 @@ func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *request
 	return in.applyKey(ctx, key, d.deps.Config.Settings().GatewayAPI.Objectives, in.Record.Arrival)
 }
 
-// headersOf returns a function that reads a header of the request; its result is empty if the request has no such header.
+// headersOf returns a function that reads a header of the request; its result is empty if the
+// request has no such header.
 func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
 	return func(name string) string { return string(ctx.Request.Header.Peek(name)) }
 }
 
-// readBody reads a request's body and decompresses it, because neither evenkeel nor an engine can read compressed JSON. The memory of the
-// body counts as reserved (in.Body) until the request gives it back.
+// readBody reads a request's body and decompresses it, because neither evenkeel nor an engine can
+// read compressed JSON. The memory of the body counts as reserved (in.Body) until the request gives
+// it back.
 func (d *Handler) readBody(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte, *openai.Error) {
 	packed, reservation := edge.AcquireBody(ctx)
 	in.Body = reservation
@@ -196,9 +204,9 @@ func (d *Handler) readBody(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte
 	return nil, fail
 }
 
-// admitAndServe serves a request that is split into prefill and decode. The caller has checked the sender, which is a client or another
-// proxy. If admitAndServe returns an error, nothing has been written to the client yet. The request counts against its caller's limits
-// until it ends.
+// admitAndServe serves a request that is split into prefill and decode. The caller has checked the
+// sender, which is a client or another proxy. If admitAndServe returns an error, nothing has been
+// written to the client yet. The request counts against its caller's limits until it ends.
 func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requestContext) *openai.Error {
 	from := in.From // the proxy that forwarded the request; nil: a client sent it
 	in.Record.Report(journal.Event{Kind: journal.Parsing})
@@ -228,8 +236,8 @@ func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, 
 	return d.deps.Requests.Serve(ctx, in.Incoming, req, route, parts)
 }
 
-// admit reads a request. It returns an error if the request is malformed, or if neither an engine here nor another region can serve it now.
-// The returned request is nil if it could not be read.
+// admit reads a request. It returns an error if the request is malformed, or if neither an engine
+// here nor another region can serve it now. The returned request is nil if it could not be read.
 func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requestContext) (*openai.Request, roster.Route, *openai.Error) {
 	if fail := d.checkShutdown(ctx, in); fail != nil {
 		return nil, roster.Route{}, fail
@@ -267,8 +275,9 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	return req, route, d.checkServed(ep, in, req.Model, route, here)
 }
 
-// checkForEngines returns an error if the request asks for what its model's engines do not support: because they are SGLang's, or because
-// they split it into prefill and decode. servesModel says that engines of this region can serve the model; else nothing is split here.
+// checkForEngines returns an error if the request asks for what its model's engines do not support:
+// because they are SGLang's, or because they split it into prefill and decode. servesModel says
+// that engines of this region can serve the model; else nothing is split here.
 func (d *Handler) checkForEngines(req *openai.Request, route roster.Route, servesModel bool) *openai.Error {
 	if route.SGLang {
 		if fail := req.CheckForSGLang(d.deps.Config.Settings().Accept.VocabSize); fail != nil {
@@ -281,19 +290,22 @@ func (d *Handler) checkForEngines(req *openai.Request, route roster.Route, serve
 	if fail := req.CheckSplit(route.PromptLogprobs); fail != nil {
 		return fail
 	}
-	// PrefillOnly (set by CheckSplit): a prefill engine alone would answer the request, with the logprobs of its prompt. But SGLang's
-	// server exits when it gets a request without a bootstrap room.
+	// PrefillOnly (set by CheckSplit): a prefill engine alone would answer the request, with the
+	// logprobs of its prompt. But SGLang's server exits when it gets a request without a bootstrap
+	// room.
 	if route.SGLang && req.PrefillOnly {
 		return errNoPromptLogprobs
 	}
 	return nil
 }
 
-// otherRegionServes says whether another region to which the request may go serves its model now. It returns an error if this region does
-// not serve the model (servedHere), and only the rules of residency keep the request from a region that does.
+// otherRegionServes says whether another region to which the request may go serves its model now.
+// It returns an error if this region does not serve the model (servedHere), and only the rules of
+// residency keep the request from a region that does.
 func (d *Handler) otherRegionServes(ep mooncake.Endpoint, in *requestContext, model string, servedHere bool) (bool, *openai.Error) {
 	peers := d.deps.Requests.Peers
-	// Requests to other endpoints are never forwarded, and a forwarded request was sent for the engines of this region.
+	// Requests to other endpoints are never forwarded, and a forwarded request was sent for the
+	// engines of this region.
 	mayLeave := ep.IsChatOrCompletions() && in.From == nil
 	switch {
 	case peers == nil || !mayLeave:
@@ -315,8 +327,8 @@ type lookup struct {
 	modelsKnown bool // engines have reported their models; false: an engine may still report this model
 }
 
-// checkServed returns an error if the engines of this region cannot serve a request that stays here. The error says whether a retry may
-// help.
+// checkServed returns an error if the engines of this region cannot serve a request that stays
+// here. The error says whether a retry may help.
 func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model string, route roster.Route, here lookup) *openai.Error {
 	if d.regionMayServeSoon(here) {
 		return openai.Unavailable("no_region_available",
@@ -331,8 +343,9 @@ func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model st
 		return failure.Unserved("prefill", model, route.AllAggregated, here.engines.EngineStates(model, false))
 	case !route.Decode:
 		return failure.Unserved("decode", model, route.AllAggregated, here.engines.EngineStates(model, true))
-	// Only chats and completions can be forwarded to the proxy that owns a decode group of the model. For other requests this proxy
-	// needs a group of its own, because otherwise none of its ranks could decode them.
+	// Only chats and completions can be forwarded to the proxy that owns a decode group of the model.
+	// For other requests this proxy needs a group of its own, because otherwise none of its ranks
+	// could decode them.
 	case !ep.IsChatOrCompletions() && !here.engines.OwnsGroupFor(route.Board, route.Name):
 		return failure.NotOurs
 	case in.NoHandOff && !d.deps.Requests.LocalRanks.AnyComputes(route.Board): // 404, not 503: a retry would fail for the same reason
@@ -344,24 +357,28 @@ func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model st
 	return nil
 }
 
-// regionMayServeSoon says whether no region can serve the request now, but one may do so soon, so that the client is asked to retry. It is
-// false if there are no other regions.
+// regionMayServeSoon says whether no region can serve the request now, but one may do so soon, so
+// that the client is asked to retry. It is false if there are no other regions.
 func (d *Handler) regionMayServeSoon(here lookup) bool {
 	peers := d.deps.Requests.Peers
 	if peers == nil {
 		return false
 	}
 	if here.servesModel {
-		// If regions have owners, only the owner of a region sends requests to its engines. This proxy may soon own one.
+		// If regions have owners, only the owner of a region sends requests to its engines. This proxy
+		// may soon own one.
 		return d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
 	}
-	// Another region may have the model if it is down now, and this one as long as its engines have not reported their models.
+	// Another region may have the model if it is down now, and this one as long as its engines have
+	// not reported their models.
 	return !here.modelsKnown || !peers.AllUp()
 }
 
-// checkEndpoint returns an error if an endpoint other than those for chats and completions is not served for a model. Requests of such an
-// endpoint stay in this region, and not every engine has the endpoint. Nor is it served if a decode engine without KV memory may give a
-// request back, which means that it ends the answer early: at these endpoints the answer would not show that it is incomplete.
+// checkEndpoint returns an error if an endpoint other than those for chats and completions is not
+// served for a model. Requests of such an endpoint stay in this region, and not every engine has
+// the endpoint. Nor is it served if a decode engine without KV memory may give a request back,
+// which means that it ends the answer early: at these endpoints the answer would not show that it
+// is incomplete.
 func (d *Handler) checkEndpoint(ep mooncake.Endpoint, model string, route roster.Route) *openai.Error {
 	if fail := d.checkServedHere(ep.Path(), model); fail != nil {
 		return fail
@@ -372,7 +389,8 @@ func (d *Handler) checkEndpoint(ep mooncake.Endpoint, model string, route roster
 	return checkEnginesServe(ep, route)
 }
 
-// errNoPromptLogprobs refuses the logprobs of a prompt: SGLang does not return them if prefill and decode run on two engines.
+// errNoPromptLogprobs refuses the logprobs of a prompt: SGLang does not return them if prefill and
+// decode run on two engines.
 var errNoPromptLogprobs = &openai.Error{
 	Status: http.StatusBadRequest, Code: openai.CodeUnsupported, Param: "echo",
 	Message: "\"echo\" with \"logprobs\" is not supported here: the engines of this model either prefill or decode, and tell no logprobs of " +
@@ -384,7 +402,8 @@ const mayEndUnseen = ": this model has decode engines of vllm-ascend, which may 
 	"this endpoint would not say so; " +
 	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
 
-// checkEnginesServe returns an error if the engines of the request's model do not serve the endpoint, or would answer with another model;
+// checkEnginesServe returns an error if the engines of the request's model do not serve the
+// endpoint, or would answer with another model;
 // nil: the endpoint is served. Chats and completions do not come here.
 func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 	why := ""
@@ -406,14 +425,16 @@ func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(route.Name)+": "+why)
 }
 
-// noAdapterOfSGLang is the error for an endpoint at which SGLang has no LoRA adapters, or gets the request unchanged.
+// noAdapterOfSGLang is the error for an endpoint at which SGLang has no LoRA adapters, or gets the
+// request unchanged.
 func noAdapterOfSGLang(path, model string) *openai.Error {
 	return openai.NewError(http.StatusNotFound, "no_such_route", path+" is not served for "+strconv.Quote(model)+
 		": engines of SGLang would answer there with the base model in place of this LoRA adapter")
 }
 
-// checkShutdown returns an error while the proxy shuts down. Until it has handed over its engines to another proxy, it still takes requests
-// that other proxies forward. As soon as the proxy drains, checkShutdown also closes the connection after the answer.
+// checkShutdown returns an error while the proxy shuts down. Until it has handed over its engines
+// to another proxy, it still takes requests that other proxies forward. As soon as the proxy
+// drains, checkShutdown also closes the connection after the answer.
 func (d *Handler) checkShutdown(ctx *fasthttp.RequestCtx, in *requestContext) *openai.Error {
 	if d.deps.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client opens a new connection, which the load balancer sends to another proxy
@@ -425,8 +446,8 @@ func (d *Handler) checkShutdown(ctx *fasthttp.RequestCtx, in *requestContext) *o
 	return nil
 }
 
-// CountRefused counts a request that was refused before a handler saw it. The request also counts for the requests per minute of its key,
-// if the key is known.
+// CountRefused counts a request that was refused before a handler saw it. The request also counts
+// for the requests per minute of its key, if the key is known.
 func (d *Handler) CountRefused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := d.keyOf(h); ok {
 		key.TakeRequest(time.Now()) // the request is refused anyway, so it does not matter whether the key has requests left
@@ -434,7 +455,8 @@ func (d *Handler) CountRefused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	d.deps.Requests.Journal.CountRefused(&openai.Error{Status: r.Status, Code: r.Code})
 }
 
-// AnswerRefused answers a request that was refused before a handler saw it, in the form of its endpoint.
+// AnswerRefused answers a request that was refused before a handler saw it, in the form of its
+// endpoint.
 func (d *Handler) AnswerRefused(ctx *fasthttp.RequestCtx, r edge.Refusal) {
 	edge.AnswerJSON(ctx, r)
 	d.allowOrigin(ctx)
@@ -443,7 +465,8 @@ func (d *Handler) AnswerRefused(ctx *fasthttp.RequestCtx, r edge.Refusal) {
 	}
 }
 
-// servedModel is a model in the form of OpenAI, followed by the fields that Anthropic's clients read.
+// servedModel is a model in the form of OpenAI, followed by the fields that Anthropic's clients
+// read.
 type servedModel struct {
 	ID          string `json:"id"`
 	Object      string `json:"object"`
@@ -459,7 +482,8 @@ type servedModel struct {
 	MaxInput    int    `json:"max_input_tokens,omitempty"`
 }
 
-// newServedModel describes a model. Its creation time is not known, so the time of the proxy's start is given.
+// newServedModel describes a model. Its creation time is not known, so the time of the proxy's
+// start is given.
 func (d *Handler) newServedModel(name, root string, maxLen int) servedModel {
 	return servedModel{
 		ID: name, Object: "model", Created: d.deps.Started.Unix(), OwnedBy: "evenkeel", Root: root, MaxModelLen: maxLen,
@@ -501,8 +525,8 @@ func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
 	d.writeJSON(ctx, http.StatusOK, list[i])
 }
 
-// admitModelsCaller counts a request for the list of models. admitted is false if the caller is unknown or over its rate; then
-// admitModelsCaller has answered the request with the error.
+// admitModelsCaller counts a request for the list of models. admitted is false if the caller is
+// unknown or over its rate; then admitModelsCaller has answered the request with the error.
 func (d *Handler) admitModelsCaller(ctx *fasthttp.RequestCtx) (admitted bool) {
 	key, fail := d.authenticate(ctx)
 	if fail == nil {
@@ -515,8 +539,8 @@ func (d *Handler) admitModelsCaller(ctx *fasthttp.RequestCtx) (admitted bool) {
 	return fail == nil
 }
 
-// servedModels returns the models that healthy engines serve, here and in other regions. The context lengths of models in other regions are
-// not known.
+// servedModels returns the models that healthy engines serve, here and in other regions. The
+// context lengths of models in other regions are not known.
 func (d *Handler) servedModels() []servedModel {
 	list := []servedModel{}
 	for _, r := range d.deps.Fleet.Now().Models() {
@@ -539,7 +563,8 @@ func (d *Handler) health(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-// healthcheck answers in the form of vllm-ascend's proxy: whether requests can be served, and how many engines there are.
+// healthcheck answers in the form of vllm-ascend's proxy: whether requests can be served, and how
+// many engines there are.
 func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
 	prefillers, decoders := d.deps.Fleet.Now().CountKnown()
 	ok, _ := d.deps.Ready()
@@ -577,8 +602,8 @@ func (d *Handler) passThrough(ctx *fasthttp.RequestCtx, path string) {
 	})
 }
 
-// admitPassedThrough reads a request that is passed through, and refuses it if it is malformed or if no engine of this region has its
-// model. It returns the request and its body.
+// admitPassedThrough reads a request that is passed through, and refuses it if it is malformed or
+// if no engine of this region has its model. It returns the request and its body.
 func (d *Handler) admitPassedThrough(ctx *fasthttp.RequestCtx, path string, in *requestContext) (*openai.Request, []byte, *openai.Error) {
 	if fail := d.checkShutdown(ctx, in); fail != nil {
 		return nil, nil, fail
@@ -599,8 +624,9 @@ func (d *Handler) admitPassedThrough(ctx *fasthttp.RequestCtx, path string, in *
 	return req, raw, fail // with the request also after an error, so that its receipt names the model
 }
 
-// checkServedHere returns an error if no engine of this region has the model. It is for endpoints whose requests are not forwarded to other
-// regions. Until the engines have reported their models, it returns nil.
+// checkServedHere returns an error if no engine of this region has the model. It is for endpoints
+// whose requests are not forwarded to other regions. Until the engines have reported their models,
+// it returns nil.
 func (d *Handler) checkServedHere(path, model string) *openai.Error {
 	_, listed, modelsKnown := d.deps.Fleet.Now().Lookup(model)
 	switch {

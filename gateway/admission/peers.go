@@ -15,8 +15,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// ServeForwarded serves a request that another proxy forwarded. tenant is the name of the client's key, and arrival is when the request
-// came here.
+// ServeForwarded serves a request that another proxy forwarded. tenant is the name of the client's
+// key, and arrival is when the request came here.
 func (d *Handler) ServeForwarded(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo.Hop, tenant string, arrival time.Time) {
 	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: from.RID, Arrival: arrival, Key: tenant, Origin: from.Origin})
 	in.From = from
@@ -26,7 +26,8 @@ func (d *Handler) ServeForwarded(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint,
 	d.serveOrRefuse(ctx, in, func() *openai.Error { return d.admitAndServe(ctx, ep, in) })
 }
 
-// checkBusy refuses a request of another proxy if too many requests for its model wait here already.
+// checkBusy refuses a request of another proxy if too many requests for its model wait here
+// already.
 func (d *Handler) checkBusy(from *geo.Hop, route roster.Route) *openai.Error {
 	mayBeForwarded := from.N < from.Max
 	if !mayBeForwarded && !d.deps.Fleet.Now().AcceptsNew(route.Board, route.Name) {

@@ -32,7 +32,8 @@ const (
 	speechPath     = "/v1/audio/transcriptions"
 )
 
-// fault is what an answer in OpenAI's shape says of a refusal, or one in Anthropic's, which has a kind and a message only.
+// fault is what an answer in OpenAI's shape says of a refusal, or one in Anthropic's, which has a
+// kind and a message only.
 type fault struct{ code, param, kind, message string }
 
 func faultOf(t *testing.T, ctx *fasthttp.RequestCtx) (f fault) {
@@ -74,7 +75,8 @@ func form(t *testing.T, file string, fields ...string) (body, kind string) {
 	return b.String(), "Content-Type: " + w.FormDataContentType()
 }
 
-// Whatever engines must not get is refused with a status, a code and the member that is wrong, in the words of its API.
+// Whatever engines must not get is refused with a status, a code and the member that is wrong, in
+// the words of its API.
 func TestWhatEnginesMustNotGetIsRefused(t *testing.T) {
 	h := open(t)
 	const message = `"model":"m","messages":[{"role":"user","content":"a"}]`
@@ -212,7 +214,8 @@ func packed(t *testing.T, how, body string) string {
 	return b.String()
 }
 
-// A body in a coding is unpacked at each endpoint, as far as limits.body allows, and one that cannot be is refused.
+// A body in a coding is unpacked at each endpoint, as far as limits.body allows, and one that
+// cannot be is refused.
 func TestAPackedBody(t *testing.T) {
 	h := open(t, func(c *config.Config) { c.Limits.Body = 64 << 10 })
 	h.version = "0.32.1" // takes hand-offs of messages
@@ -259,8 +262,8 @@ func TestAPackedBody(t *testing.T) {
 	}
 }
 
-// At which endpoints a request is served, by what its engines are. One that may end an answer early must be able to say so, and one that
-// reads no hand-off there would drop it without a word.
+// At which endpoints a request is served, by what its engines are. One that may end an answer early
+// must be able to say so, and one that reads no hand-off there would drop it without a word.
 func TestWhatIsServedAtWhichEndpoint(t *testing.T) {
 	ascend := mooncake.Profile{Connector: mooncake.AscendMooncakeV1}
 	quiet := mooncake.Profile{Connector: mooncake.AscendMooncakeV1, GivesBack: new(false)}
@@ -322,8 +325,8 @@ func TestWhatIsServedAtWhichEndpoint(t *testing.T) {
 	}
 }
 
-// Beam search is one answer of one engine, and SGLang knows neither it nor prompt_logprobs. No pair of its engines tells logprobs of a
-// prompt.
+// Beam search is one answer of one engine, and SGLang knows neither it nor prompt_logprobs. No pair
+// of its engines tells logprobs of a prompt.
 func TestWhatAPairOfSGLangDoesNotCompute(t *testing.T) {
 	h := open(t, func(c *config.Config) {
 		c.Profiles = map[string]mooncake.Profile{"pull": {Connector: mooncake.SGLang, BootstrapPort: 8998}}
@@ -362,8 +365,8 @@ func TestAnEngineThatGivesBackAgainstTheProfilesWord(t *testing.T) {
 	require.Equal(t, letIn, h.got(asking("POST", chatPath, chat, by("plain"))))
 }
 
-// A page of a listed site may read each kind of answer, and each kind of refusal. A page of another site, and every page where no site
-// is listed, may read nothing.
+// A page of a listed site may read each kind of answer, and each kind of refusal. A page of another
+// site, and every page where no site is listed, may read nothing.
 func TestAPageReadsWhatItsSiteMay(t *testing.T) {
 	const ours, theirs = "https://chat.example", "https://other.example"
 	for name, row := range map[string]struct{ origins, may, mayNot []string }{
@@ -450,8 +453,9 @@ func TestAPageReadsWhatItsSiteMay(t *testing.T) {
 	}
 }
 
-// A request without a model is for the only one that there is, and numbers are taken in each form that JSON has. Where engines have
-// several models, or had them and one of them is away, it is not known which one is meant.
+// A request without a model is for the only one that there is, and numbers are taken in each form
+// that JSON has. Where engines have several models, or had them and one of them is away, it is not
+// known which one is meant.
 func TestARequestWithoutAModel(t *testing.T) {
 	nameless, kind := form(t, "x")
 	asks := []struct{ path, body, header string }{

@@ -39,7 +39,8 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// house is a door with what is behind it, without sockets: a request that is let in ends where its connection is needed.
+// house is a door with what is behind it, without sockets: a request that is let in ends where its
+// connection is needed.
 type house struct {
 	*Handler
 	t        *testing.T
@@ -153,7 +154,8 @@ func asking(method, path, body string, headers ...string) *fasthttp.RequestCtx {
 
 func by(name string) string { return "Authorization: Bearer ek-" + name }
 
-// got is an answer as a client tells it from others, and the request behind it holds nothing any more.
+// got is an answer as a client tells it from others, and the request behind it holds nothing any
+// more.
 func (h *house) got(ctx *fasthttp.RequestCtx) string {
 	h.t.Helper()
 	h.Handle(ctx)
@@ -250,7 +252,8 @@ func TestOnlyACallerWithAKeyIsLetIn(t *testing.T) {
 	require.Equal(t, "200 ", h.got(asking("GET", "/health", "")), "health asks for no key")
 }
 
-// A minute of a key, and its answers at once, are taken by whatever it sends, and given back at the end.
+// A minute of a key, and its answers at once, are taken by whatever it sends, and given back at the
+// end.
 func TestAKeyIsHeldToItsLimits(t *testing.T) {
 	h := open(t)
 	post := func(key, body string) string { return h.got(asking("POST", "/v1/completions", body, by(key))) }
@@ -279,7 +282,8 @@ func TestAKeyIsHeldToItsLimits(t *testing.T) {
 	require.Equal(t, "429 rate_limit_exceeded, retry after 6", post("thrifty", tokens(1)), "a tenth of a minute")
 }
 
-// What goes to one engine as it came is on the account of its key, too, and to count tokens costs none.
+// What goes to one engine as it came is on the account of its key, too, and to count tokens costs
+// none.
 func TestAKeyPaysForWhatIsPassedThrough(t *testing.T) {
 	h := open(t)
 	text := `{"model":"m","input":"` + strings.Repeat("w ", 30) + `","prompt":"a"}`
@@ -322,7 +326,8 @@ func TestAnOperatorSaysWhatARequestMayAskFor(t *testing.T) {
 	}
 }
 
-// A request that no handler saw, because its head or body was wrong, counts in its key's minute all the same.
+// A request that no handler saw, because its head or body was wrong, counts in its key's minute all
+// the same.
 func TestARefusalByTheEdgeCounts(t *testing.T) {
 	h := open(t)
 	r := edge.Refusal{Status: 413, Code: "body_too_large", Message: "too large"}
@@ -484,7 +489,8 @@ func (h *house) rank() int32 {
 	return worker
 }
 
-// Anybody may name a session, in a header or as OpenAI's clients do, and nobody gets into another caller's.
+// Anybody may name a session, in a header or as OpenAI's clients do, and nobody gets into another
+// caller's.
 func TestASessionBelongsToItsCaller(t *testing.T) {
 	h := open(t)
 	of := func(caller, more string, headers ...string) uint64 {

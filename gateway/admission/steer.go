@@ -26,9 +26,10 @@ const (
 // longestDeadline bounds x-evenkeel-deadline-ms. It is far longer than any request waits.
 const longestDeadline = 24 * time.Hour
 
-// readRoutingHeaders reads from a request how its client wants it to be served. Every caller may name or end its session. Only a trusted
-// caller may name the class, the deadline, the prefill policy, the engines, and whether the request is split. The result is an error if a
-// value cannot be used.
+// readRoutingHeaders reads from a request how its client wants it to be served. Every caller may
+// name or end its session. Only a trusted caller may name the class, the deadline, the prefill
+// policy, the engines, and whether the request is split. The result is an error if a value cannot
+// be used.
 func (d *Handler) readRoutingHeaders(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route, body *mooncake.Body) *openai.Error {
 	h := &ctx.Request.Header
 	in.readSession(h, body)
@@ -70,8 +71,8 @@ func (r *requestContext) readSessionEnd(h *fasthttp.RequestHeader) *openai.Error
 	return nil
 }
 
-// readSession sets the session of a request to a hash of the session's name: the value of the session header, or else of the first of two
-// keys in the body that is set.
+// readSession sets the session of a request to a hash of the session's name: the value of the
+// session header, or else of the first of two keys in the body that is set.
 func (r *requestContext) readSession(h *fasthttp.RequestHeader, body *mooncake.Body) {
 	session := h.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
@@ -92,8 +93,9 @@ func (r *requestContext) readSession(h *fasthttp.RequestHeader, body *mooncake.B
 	r.Session = max(1, digest.Sum64()) // 0 means no session
 }
 
-// readClassAndDeadline reads how long a request may wait: its class (batch or online) and its deadline. The class is that of the key,
-// unless a trusted caller names another one. Only a trusted caller, or another proxy, may give a deadline.
+// readClassAndDeadline reads how long a request may wait: its class (batch or online) and its
+// deadline. The class is that of the key, unless a trusted caller names another one. Only a trusted
+// caller, or another proxy, may give a deadline.
 func (r *requestContext) readClassAndDeadline(h *fasthttp.RequestHeader) *openai.Error {
 	r.Batch = r.key.Batch
 	if !r.key.Trusted && r.From == nil {
@@ -119,9 +121,10 @@ func (r *requestContext) readClassAndDeadline(h *fasthttp.RequestHeader) *openai
 	return nil
 }
 
-// readTargets reads which prefill engine (ToPrefill) and which decode rank (ToDecode) a trusted caller wants for the request. If the decode
-// rank also prefills, its group of ranks becomes the target of the prefill, whatever else the caller has named: such a rank computes its
-// prompts itself.
+// readTargets reads which prefill engine (ToPrefill) and which decode rank (ToDecode) a trusted
+// caller wants for the request. If the decode rank also prefills, its group of ranks becomes the
+// target of the prefill, whatever else the caller has named: such a rank computes its prompts
+// itself.
 func (d *Handler) readTargets(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
@@ -144,9 +147,10 @@ func (d *Handler) readTargets(ctx *fasthttp.RequestCtx, in *requestContext, rout
 	return nil
 }
 
-// readLocality reads how long a request's client waits for an answer. If there are other regions, it also reads where the client is, and
-// whether the request must stay in this region. If another proxy forwarded the request, its hop says how long it waits, and a client's
-// header is not read: the signature of a forwarded request does not cover it.
+// readLocality reads how long a request's client waits for an answer. If there are other regions,
+// it also reads where the client is, and whether the request must stay in this region. If another
+// proxy forwarded the request, its hop says how long it waits, and a client's header is not read:
+// the signature of a forwarded request does not cover it.
 func (r *requestContext) readLocality(ctx *fasthttp.RequestCtx, otherRegions bool) {
 	if otherRegions {
 		r.Address = ctx.RemoteIP().String()
@@ -157,8 +161,8 @@ func (r *requestContext) readLocality(ctx *fasthttp.RequestCtx, otherRegions boo
 	}
 }
 
-// patienceOf returns when the client gives up waiting for the first byte. The OpenAI libraries send this time in seconds; zero: the client
-// did not send it.
+// patienceOf returns when the client gives up waiting for the first byte. The OpenAI libraries send
+// this time in seconds; zero: the client did not send it.
 func patienceOf(h *fasthttp.RequestHeader, arrival time.Time) time.Time {
 	for _, name := range [...]string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
 		value := h.Peek(name)

@@ -28,7 +28,8 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// advised is a proxy with two prefill engines and two decode engines, of which no monitor hears anything: a test says how they are.
+// advised is a proxy with two prefill engines and two decode engines, of which no monitor hears
+// anything: a test says how they are.
 type advised struct {
 	*Adviser
 	t   *testing.T
@@ -78,7 +79,8 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 	return a
 }
 
-// says has an engine be up or down. It serves a model and an adapter, which shares the model's ranks.
+// says has an engine be up or down. It serves a model and an adapter, which shares the model's
+// ranks.
 func (a *advised) says(one string, up bool) {
 	a.deps.Fleet.OnStatus(one, engine.Status{Up: up, Models: []engine.Model{{ID: "m"}, {ID: "lora", Parent: "m"}}})
 }
@@ -142,8 +144,9 @@ func TestAPrefillRankThatDrainsIsNotDown(t *testing.T) {
 	require.Equal(t, advice.Prefill{Live: 1, Down: 1}, of(), "it answers its health check, and fails every request")
 }
 
-// A decode rank that drains, or whose engine is halted, answers and takes no requests. Its side has fewer live ranks for a while, which
-// says nothing about how many are needed. A rank that has left the fleet does not come back, so it is not counted.
+// A decode rank that drains, or whose engine is halted, answers and takes no requests. Its side has
+// fewer live ranks for a while, which says nothing about how many are needed. A rank that has left
+// the fleet does not come back, so it is not counted.
 func TestADecodeRankThatDrainsIsOutOfService(t *testing.T) {
 	a := start(t)
 	d3, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:3", "m", "m")
@@ -169,7 +172,8 @@ func TestADecodeRankThatDrainsIsOutOfService(t *testing.T) {
 		"it answers its health check, and fails every request")
 }
 
-// Of ranks that prefill and decode there is no other side, and they are no prefill ranks of the model's pairs.
+// Of ranks that prefill and decode there is no other side, and they are no prefill ranks of the
+// model's pairs.
 func TestRanksThatDoBothAreLeftOut(t *testing.T) {
 	a := start(t, func(cfg *config.Config) {
 		cfg.Engines.Aggregated = []config.Engine{{URL: "http://127.0.0.1:5", Slots: 8, Ranks: 2}}
@@ -207,7 +211,8 @@ func TestEnginesOfAnotherAreLeftOut(t *testing.T) {
 	require.Zero(t, all["m"].Decode.OutOfService, "a rank to which another proxy admits requests does not drain")
 }
 
-// What waits for a prefill engine because hand-offs have all places needs decode ranks, not prefill ranks.
+// What waits for a prefill engine because hand-offs have all places needs decode ranks, not prefill
+// ranks.
 func TestAFullPoolIsTold(t *testing.T) {
 	a := start(t)
 	d3, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:3", "m", "m")
@@ -223,7 +228,8 @@ func TestAFullPoolIsTold(t *testing.T) {
 	require.False(t, full(3), "there is a place")
 }
 
-// RunningSeconds is the probe that runs, and WaitingSeconds what stands behind it; what others sent is theirs.
+// RunningSeconds is the probe that runs, and WaitingSeconds what stands behind it; what others sent
+// is theirs.
 func TestAPrefillRankIsCountedByWhatIsOurs(t *testing.T) {
 	var p advice.Prefill
 	addPrefill(&p, &prefill.CandidateStatus{Inflight: 4, BacklogMs: 9000, OthersMs: 1000, KVTokens: 10, CapacityTokens: 100})

@@ -1,4 +1,5 @@
-// Package certs makes TLS configurations from certificate files. It reads the files again when they change.
+// Package certs makes TLS configurations from certificate files. It reads the files again when they
+// change.
 package certs
 
 import (
@@ -14,8 +15,8 @@ import (
 	"time"
 )
 
-// Pair is a certificate with its key, from two PEM files. Each handshake uses the pair that was read last; open connections keep the pair
-// of their handshake.
+// Pair is a certificate with its key, from two PEM files. Each handshake uses the pair that was
+// read last; open connections keep the pair of their handshake.
 type Pair struct {
 	mu                sync.Mutex // protects the three fields below, but current is read without it
 	certFile, keyFile string
@@ -23,7 +24,8 @@ type Pair struct {
 	current           atomic.Pointer[tls.Certificate]
 }
 
-// Load reads both files. An error means that they are no valid pair, or that the certificate has expired.
+// Load reads both files. An error means that they are no valid pair, or that the certificate has
+// expired.
 func Load(certFile, keyFile string) (*Pair, error) {
 	p := &Pair{certFile: certFile, keyFile: keyFile}
 	if _, err := p.Reload(); err != nil {
@@ -32,9 +34,10 @@ func Load(certFile, keyFile string) (*Pair, error) {
 	return p, nil
 }
 
-// Reload reads the files again if their contents changed. It does not go by their times, because some tools keep a file's time when they
-// replace it. While one of the files is written and the other is not yet, they do not match: the old pair then stays in force, and the
-// error is returned only once for the same contents.
+// Reload reads the files again if their contents changed. It does not go by their times, because
+// some tools keep a file's time when they replace it. While one of the files is written and the
+// other is not yet, they do not match: the old pair then stays in force, and the error is returned
+// only once for the same contents.
 func (p *Pair) Reload() (changed bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -54,13 +57,14 @@ func (p *Pair) Reload() (changed bool, err error) {
 	return true, nil
 }
 
-// wasTriedLast says whether the files have the contents that were tried last. It returns false before the first try.
+// wasTriedLast says whether the files have the contents that were tried last. It returns false
+// before the first try.
 func (p *Pair) wasTriedLast(now [2][]byte) bool {
 	return p.triedLast[0] != nil && bytes.Equal(p.triedLast[0], now[0]) && bytes.Equal(p.triedLast[1], now[1])
 }
 
-// reportReadErrorOnce returns err the first time that a file cannot be read, and nil from then on until the files change. The caller holds
-// p.mu.
+// reportReadErrorOnce returns err the first time that a file cannot be read, and nil from then on
+// until the files change. The caller holds p.mu.
 func (p *Pair) reportReadErrorOnce(err error) error {
 	unreadable := [2][]byte{{}, {}} // this value in triedLast stands for files that cannot be read
 	if p.wasTriedLast(unreadable) {
@@ -70,8 +74,8 @@ func (p *Pair) reportReadErrorOnce(err error) error {
 	return err
 }
 
-// ReplaceBy replaces the files and the certificate by those of another pair, which nothing uses yet. Open connections keep the old
-// certificate.
+// ReplaceBy replaces the files and the certificate by those of another pair, which nothing uses
+// yet. Open connections keep the old certificate.
 func (p *Pair) ReplaceBy(next *Pair) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +86,8 @@ func (p *Pair) ReplaceBy(next *Pair) {
 // Leaf returns the certificate that handshakes present now.
 func (p *Pair) Leaf() *x509.Certificate { return p.current.Load().Leaf }
 
-// Server returns the configuration of a listener: TLS 1.2 or later, and HTTP/1.1 only, because the server behind it speaks nothing else.
+// Server returns the configuration of a listener: TLS 1.2 or later, and HTTP/1.1 only, because the
+// server behind it speaks nothing else.
 func (p *Pair) Server() *tls.Config {
 	return &tls.Config{
 		MinVersion:     tls.VersionTLS12,
@@ -99,10 +104,11 @@ func (p *Pair) Listener(ln net.Listener) net.Listener {
 	return tls.NewListener(ln, p.Server())
 }
 
-// Client returns the configuration of calls to an engine. caFile replaces the system's authorities. certFile and keyFile are presented to
-// an engine that asks for a certificate. Each may be empty.
+// Client returns the configuration of calls to an engine. caFile replaces the system's authorities.
+// certFile and keyFile are presented to an engine that asks for a certificate. Each may be empty.
 //
-// The client's own certificate is read again for every handshake. Handshakes are few, because connections are kept.
+// The client's own certificate is read again for every handshake. Handshakes are few, because
+// connections are kept.
 func Client(serverName, caFile, certFile, keyFile string) (*tls.Config, error) {
 	c := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
 	if caFile != "" {

@@ -8,8 +8,9 @@ import (
 	"slices"
 )
 
-// Follow makes the configuration of a client read the authority of servers again for every handshake. While the file cannot be used, the
-// authority before stays. hosts are the names and addresses of the servers, as in their URLs.
+// Follow makes the configuration of a client read the authority of servers again for every
+// handshake. While the file cannot be used, the authority before stays. hosts are the names and
+// addresses of the servers, as in their URLs.
 func Follow(c *tls.Config, caFile string, hosts ...string) error {
 	a, err := LoadAuthority(caFile)
 	if err != nil {
@@ -26,8 +27,9 @@ func Follow(c *tls.Config, caFile string, hosts ...string) error {
 	return nil
 }
 
-// checkServer returns an error if a certificate does not belong to the server. If the server's URL has an address instead of a name, the
-// handshake has no server name. The certificate must then have one of the addresses among hosts.
+// checkServer returns an error if a certificate does not belong to the server. If the server's URL
+// has an address instead of a name, the handshake has no server name. The certificate must then
+// have one of the addresses among hosts.
 func checkServer(s tls.ConnectionState, hosts []string) error {
 	cert := s.PeerCertificates[0]
 	if s.ServerName != "" {

@@ -10,7 +10,8 @@ import (
 	"sync/atomic"
 )
 
-// Authority has the certificates that sign those of all proxies of a group, from a PEM file. Each handshake uses what was read last.
+// Authority has the certificates that sign those of all proxies of a group, from a PEM file. Each
+// handshake uses what was read last.
 type Authority struct{ pool atomic.Pointer[x509.CertPool] }
 
 // LoadAuthority makes an Authority from the certificates in a PEM file.
@@ -19,7 +20,8 @@ func LoadAuthority(file string) (*Authority, error) {
 	return a, a.Load(file)
 }
 
-// Load reads a file and uses it in place of the last one. If the file cannot be used, the last one stays.
+// Load reads a file and uses it in place of the last one. If the file cannot be used, the last one
+// stays.
 func (a *Authority) Load(file string) error {
 	pem, err := os.ReadFile(file)
 	if err != nil {
@@ -33,8 +35,8 @@ func (a *Authority) Load(file string) error {
 	return nil
 }
 
-// verify checks a certificate chain, the peer's own certificate first, for the given use: as a server or as a client. The caller checks the
-// names.
+// verify checks a certificate chain, the peer's own certificate first, for the given use: as a
+// server or as a client. The caller checks the names.
 func (a *Authority) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) error {
 	if len(chain) == 0 {
 		return fmt.Errorf("certificate: the caller showed none")
@@ -47,8 +49,9 @@ func (a *Authority) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) er
 	return err
 }
 
-// MutualServer returns the configuration of a listener whose callers must present a certificate: TLS 1.3. The names in that certificate are
-// not checked here; the server uses them to decide what a caller may do.
+// MutualServer returns the configuration of a listener whose callers must present a certificate:
+// TLS 1.3. The names in that certificate are not checked here; the server uses them to decide what
+// a caller may do.
 func (p *Pair) MutualServer(a *Authority) *tls.Config {
 	c := p.Server()
 	c.MinVersion, c.ClientAuth = tls.VersionTLS13, tls.RequireAnyClientCert
@@ -61,8 +64,8 @@ func (p *Pair) MutualListener(ln net.Listener, a *Authority) net.Listener {
 	return tls.NewListener(ln, p.MutualServer(a))
 }
 
-// MutualClient returns the configuration of calls to a proxy of the group: TLS 1.3. The proxy's certificate must have one of names, which
-// are DNS names or URIs.
+// MutualClient returns the configuration of calls to a proxy of the group: TLS 1.3. The proxy's
+// certificate must have one of names, which are DNS names or URIs.
 func (p *Pair) MutualClient(a *Authority, serverName string, names []string) *tls.Config {
 	return &tls.Config{
 		ServerName: serverName, MinVersion: tls.VersionTLS13,

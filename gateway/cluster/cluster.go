@@ -1,5 +1,5 @@
-// Package cluster finds the Kubernetes API server and the namespace to use. The lease store and the discovery of engines use this package
-// to connect.
+// Package cluster finds the Kubernetes API server and the namespace to use. The lease store and the
+// discovery of engines use this package to connect.
 package cluster
 
 import (
@@ -19,9 +19,9 @@ import (
 const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // Find returns the client config for the API server and the namespace to use. The config comes from
-// a kubeconfig or, without one, from the pod's service account. An empty namespace is
-// replaced by that of the kubeconfig or of this pod. Find also makes client-go notice soon that the server has vanished, partly by
-// environment variables of this process.
+// a kubeconfig or, without one, from the pod's service account. An empty namespace is replaced by
+// that of the kubeconfig or of this pod. Find also makes client-go notice soon that the server has
+// vanished, partly by environment variables of this process.
 func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	var cfg *rest.Config
 	var err error

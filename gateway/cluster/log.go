@@ -13,8 +13,8 @@ import (
 // of Kubernetes is made.
 func LogTo(log *zap.Logger) { klog.SetLogger(logr.New(sink{log.Named("kubernetes").Sugar()})) }
 
-// sink writes the log lines of client-go to log. It drops lines above level 0, which only help to debug
-// client-go itself.
+// sink writes the log lines of client-go to log. It drops lines above level 0, which only help to
+// debug client-go itself.
 type sink struct{ log *zap.SugaredLogger }
 
 var _ logr.LogSink = sink{}
@@ -33,8 +33,8 @@ func (s sink) WithValues(pairs ...any) logr.LogSink { return sink{s.log.With(tex
 
 func (s sink) WithName(name string) logr.LogSink { return sink{s.log.Named(name)} }
 
-// texts converts the keys and values of a log line to text. Some values are whole Kubernetes objects, which zap would write as nested JSON
-// objects, with other fields for each kind of object.
+// texts converts the keys and values of a log line to text. Some values are whole Kubernetes
+// objects, which zap would write as nested JSON objects, with other fields for each kind of object.
 func texts(pairs []any) []any {
 	all := make([]any, len(pairs))
 	for i, v := range pairs {

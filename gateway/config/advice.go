@@ -2,11 +2,12 @@ package config
 
 import "time"
 
-// minAdviceInterval is the least time between two samples of the load. All samples of the last minutes are kept, and all of them are read
-// again for each new one.
+// minAdviceInterval is the least time between two samples of the load. All samples of the last
+// minutes are kept, and all of them are read again for each new one.
 const minAdviceInterval = 10 * time.Millisecond
 
-// checkAdvice checks advice. Without an interval there is no advice, and the other keys do not matter.
+// checkAdvice checks advice. Without an interval there is no advice, and the other keys do not
+// matter.
 func (c *Config) checkAdvice(bad report) {
 	a := c.Advice
 	switch {

@@ -14,9 +14,11 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Bind has the settings for requests whose decode rank is chosen before their prefill (early binding).
+// Bind has the settings for requests whose decode rank is chosen before their prefill (early
+// binding).
 type Bind struct {
-	// The following keys are for the connector ascend-layerwise, whose decode engines send callbacks to the proxy.
+	// The following keys are for the connector ascend-layerwise, whose decode engines send callbacks
+	// to the proxy.
 	Listen    string   `yaml:"listen"`    // address at which the proxy listens for callbacks; empty: it does not listen
 	Advertise string   `yaml:"advertise"` // URL at which decode engines reach Listen; empty: http:// and Listen
 	Allow     []string `yaml:"allow"`     // addresses or ranges that may send callbacks; empty: those of the decode engines
@@ -25,20 +27,24 @@ type Bind struct {
 	// prefill engine can start. It covers the way of the request to the rank and of the rank's call
 	// to the prefill engine; for longer, the slot would stand empty.
 	Lead time.Duration `yaml:"-"`
-	// Ahead is how many requests a decode rank may have beyond its slots, because a prefill needs no slot: a number, or auto.
+	// Ahead is how many requests a decode rank may have beyond its slots, because a prefill needs no
+	// slot: a number, or auto.
 	Ahead           string        `yaml:"ahead"`
 	CallbackTimeout time.Duration `yaml:"callback_timeout"`
 
-	// Grace and Confirm are constants except in tests. Grace is how long a callback is still accepted after its timeout. A prefill call
-	// whose client has left, or whose answer is not confirmed yet, may run on for the same time. Most prefills end within this time, so
-	// slots are held only shortly for requests that no client needs.
+	// Grace and Confirm are constants except in tests. Grace is how long a callback is still accepted
+	// after its timeout. A prefill call whose client has left, or whose answer is not confirmed yet,
+	// may run on for the same time. Most prefills end within this time, so slots are held only shortly
+	// for requests that no client needs.
 	Grace time.Duration `yaml:"-"`
-	// Confirm is how long the first token of an SGLang answer is held back until its prefill has ended well. The token and the end of
-	// the prefill come within milliseconds of each other, and no client notices a single delay of 0.1 s.
+	// Confirm is how long the first token of an SGLang answer is held back until its prefill has ended
+	// well. The token and the end of the prefill come within milliseconds of each other, and no client
+	// notices a single delay of 0.1 s.
 	Confirm time.Duration `yaml:"-"`
 }
 
-// grace and confirm are variables, so that the linker can set longer times for bench/rigs/chaos, whose engines fail late on purpose.
+// grace and confirm are variables, so that the linker can set longer times for bench/rigs/chaos,
+// whose engines fail late on purpose.
 var (
 	grace   = "5s"
 	confirm = "100ms"
@@ -63,7 +69,8 @@ func (b *Bind) BoardAhead() int {
 	return n
 }
 
-// Allows says whether an address may send callbacks: Allow contains the address or a range around it.
+// Allows says whether an address may send callbacks: Allow contains the address or a range around
+// it.
 func (b *Bind) Allows(a netip.Addr) bool {
 	return slices.ContainsFunc(b.Allow, func(s string) bool {
 		if p, err := netip.ParsePrefix(s); err == nil {
@@ -74,8 +81,9 @@ func (b *Bind) Allows(a netip.Addr) bool {
 	})
 }
 
-// OnlyEarlyBinding says whether every request is bound to its decode rank before its prefill: all prefill engines, including those that
-// discovery may find, have a profile with early binding, and there are no aggregated engines. No request then waits for a prefill engine.
+// OnlyEarlyBinding says whether every request is bound to its decode rank before its prefill: all
+// prefill engines, including those that discovery may find, have a profile with early binding, and
+// there are no aggregated engines. No request then waits for a prefill engine.
 func (c *Config) OnlyEarlyBinding() bool {
 	used := c.ProfilesInUse("prefill")
 	anyLate := slices.ContainsFunc(used, func(name string) bool { return !bindsEarly(c, name) })
@@ -88,7 +96,8 @@ func bindsEarly(c *Config, profile string) bool {
 	return p.Early()
 }
 
-// checkBind checks bind. It also checks that every engine has a partner of the other role with which it can serve requests.
+// checkBind checks bind. It also checks that every engine has a partner of the other role with
+// which it can serve requests.
 func (c *Config) checkBind(bad report) {
 	b := &c.Bind
 	c.checkMetaserver(bad)
@@ -111,7 +120,8 @@ func (c *Config) checkBind(bad report) {
 	c.checkPartners(bad)
 }
 
-// checkMetaserver checks the address to which decode engines send callbacks: they must be able to reach it.
+// checkMetaserver checks the address to which decode engines send callbacks: they must be able to
+// reach it.
 func (c *Config) checkMetaserver(bad report) {
 	b := &c.Bind
 	if b.Listen == "" {
@@ -142,7 +152,8 @@ func (c *Config) checkMetaserver(bad report) {
 	c.checkCallbackHost(path, host, bad)
 }
 
-// checkCallbackHost checks that decode engines can call a host at which the proxy receives callbacks. path is the key that names the host.
+// checkCallbackHost checks that decode engines can call a host at which the proxy receives
+// callbacks. path is the key that names the host.
 func (c *Config) checkCallbackHost(path, host string, bad report) {
 	switch {
 	case Wildcard(host):
@@ -159,7 +170,8 @@ func (c *Config) checkCallbackHost(path, host string, bad report) {
 	}
 }
 
-// checkNoCallbacks checks that no decode engine sends callbacks, because evenkeel does not listen for them.
+// checkNoCallbacks checks that no decode engine sends callbacks, because evenkeel does not listen
+// for them.
 func (c *Config) checkNoCallbacks(bad report) {
 	for _, name := range c.ProfilesInUse("decode") {
 		if c.Profiles[name].Connector == mooncake.AscendLayerwise {
@@ -173,7 +185,8 @@ func (c *Config) checkNoCallbacks(bad report) {
 	}
 }
 
-// Wildcard says whether a host stands for all addresses of a machine, such as 0.0.0.0, so that no engine can call it.
+// Wildcard says whether a host stands for all addresses of a machine, such as 0.0.0.0, so that no
+// engine can call it.
 func Wildcard(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "" || ip != nil && ip.IsUnspecified()
@@ -190,18 +203,20 @@ func (c *Config) CallbackHosts() (hosts []string) {
 	return hosts
 }
 
-// checkCanCallBack checks an engine that is added while the proxy runs: a decode engine must be able to send its callbacks to this proxy.
+// checkCanCallBack checks an engine that is added while the proxy runs: a decode engine must be
+// able to send its callbacks to this proxy.
 func (c *Config) checkCanCallBack(role string, e *Engine, bad report) {
 	if role != "decode" || c.Profiles[e.Profile].Connector != mooncake.AscendLayerwise {
 		return
 	}
-	// A config whose only decode engine is e, so that checkMetaserver checks the address for this engine.
+	// A config whose only decode engine is e, so that checkMetaserver checks the address for this
+	// engine.
 	one := &Config{Profiles: c.Profiles, Bind: c.Bind, Engines: Engines{Decode: []Engine{*e}}}
 	one.checkMetaserver(func(_, format string, args ...any) { bad("$.profile", format, args...) })
 }
 
-// PairingKey returns a text that is equal for two engines that can serve one model together. It is the connector for a profile with early
-// binding, and one constant for all other profiles.
+// PairingKey returns a text that is equal for two engines that can serve one model together. It is
+// the connector for a profile with early binding, and one constant for all other profiles.
 func PairingKey(p *mooncake.Profile) string {
 	if p.Early() {
 		return p.Connector
@@ -209,10 +224,12 @@ func PairingKey(p *mooncake.Profile) string {
 	return "hand-off"
 }
 
-// checkPartners reports engines that have no partner: no engine of the other role has the same PairingKey, so none can serve a model
-// together with them. All profiles with late binding have the same key. With early binding, where a request gets its decode rank before its
-// prefill, the key is the connector, which both engines then must have. checkPartners does not compare the engines' models, which are not
-// known yet. A role without any engine is no error, because its engines may be added later.
+// checkPartners reports engines that have no partner: no engine of the other role has the same
+// PairingKey, so none can serve a model together with them. All profiles with late binding have the
+// same key. With early binding, where a request gets its decode rank before its prefill, the key is
+// the connector, which both engines then must have. checkPartners does not compare the engines'
+// models, which are not known yet. A role without any engine is no error, because its engines may
+// be added later.
 func (c *Config) checkPartners(bad report) {
 	if c.Discovery.On() || len(c.Engines.Prefill) == 0 || len(c.Engines.Decode) == 0 {
 		return

@@ -9,8 +9,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Validate sets the defaults that depend on other keys, and checks the config. Each check reports its problems to bad, and goes on. The
-// error contains all problems, not only the first.
+// Validate sets the defaults that depend on other keys, and checks the config. Each check reports
+// its problems to bad, and goes on. The error contains all problems, not only the first.
 func (c *Config) Validate() error {
 	c.fillDefaults()
 	var found problems
@@ -47,7 +47,8 @@ func (c *Config) Validate() error {
 	return found.join()
 }
 
-// fillDefaults sets defaults that depend on other keys. Validate calls it before its checks, which need these values.
+// fillDefaults sets defaults that depend on other keys. Validate calls it before its checks, which
+// need these values.
 func (c *Config) fillDefaults() {
 	if c.Profiles == nil {
 		c.Profiles = map[string]mooncake.Profile{}
@@ -61,7 +62,8 @@ func (c *Config) fillDefaults() {
 		p.Name = name
 		c.Profiles[name] = p.WithDefaults()
 	}
-	// The lists are cloned, because with the YAML alias `decode: *prefill` both roles would share one array.
+	// The lists are cloned, because with the YAML alias `decode: *prefill` both roles would share one
+	// array.
 	c.Engines.Decode, c.Engines.Aggregated = slices.Clone(c.Engines.Decode), slices.Clone(c.Engines.Aggregated)
 	c.Engines.Prefer = cmp.Or(c.Engines.Prefer, PreferPD)
 	for _, role := range Roles {
@@ -77,8 +79,9 @@ func (c *Config) fillDefaults() {
 	c.FleetCall.addDefaultPaths()
 }
 
-// choosePrefillPolicy sets prefill.policy if the file does not set it: to finish, with two exceptions. It chooses again
-// if the policy comes from an earlier call, because MergeReload may have changed the settings of geo since then.
+// choosePrefillPolicy sets prefill.policy if the file does not set it: to finish, with two
+// exceptions. It chooses again if the policy comes from an earlier call, because MergeReload may
+// have changed the settings of geo since then.
 func (c *Config) choosePrefillPolicy() {
 	if c.Prefill.Policy != "" && c.Prefill.Policy != c.source.chosenPolicy {
 		return // the file sets the policy
@@ -93,15 +96,17 @@ func (c *Config) choosePrefillPolicy() {
 	c.source.chosenPolicy = c.Prefill.Policy
 }
 
-// anyServesBothRoles says whether some engine is listed both as a prefill and as a decode engine, so that it serves both roles.
+// anyServesBothRoles says whether some engine is listed both as a prefill and as a decode engine,
+// so that it serves both roles.
 func (c *Config) anyServesBothRoles() bool {
 	return slices.ContainsFunc(c.Engines.Prefill, func(p Engine) bool {
 		return slices.ContainsFunc(c.Engines.Decode, func(d Engine) bool { return idOf(p) == idOf(d) })
 	})
 }
 
-// Complete sets the defaults of an engine that is added while the proxy runs, and checks it as if it were in the file. Missing values are
-// taken from the first engine of its role in the file, because an engine that is added later usually joins the same group.
+// Complete sets the defaults of an engine that is added while the proxy runs, and checks it as if
+// it were in the file. Missing values are taken from the first engine of its role in the file,
+// because an engine that is added later usually joins the same group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	src := source{file: e.URL} // errors name the engine's URL in place of a file
 	listed := c.Engines.ofRole(role)
@@ -135,15 +140,16 @@ func (e *Engine) fillFrom(role string, first *Engine) {
 	e.Interval = cmp.Or(e.Interval, first.Interval)
 }
 
-// CompleteFound sets the defaults of an engine that discovery found, and checks it. Unlike Complete, it takes no values from the engines of
-// the file.
+// CompleteFound sets the defaults of an engine that discovery found, and checks it. Unlike
+// Complete, it takes no values from the engines of the file.
 func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
 	c.fillEngineDefaults(role, &e)
 	return e, c.checkSingle(role, e)
 }
 
-// checkSingle checks an engine that is not in the file. Errors name its URL in place of a file: they come from standIn, whose file has this
-// name. Of the config, standIn has only the profiles, which are all that checkEngine needs.
+// checkSingle checks an engine that is not in the file. Errors name its URL in place of a file:
+// they come from standIn, whose file has this name. Of the config, standIn has only the profiles,
+// which are all that checkEngine needs.
 func (c *Config) checkSingle(role string, e Engine) error {
 	standIn := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	var found problems

@@ -17,7 +17,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// Config is the whole configuration file. In the file, durations are written as in Go, such as 500ms.
+// Config is the whole configuration file. In the file, durations are written as in Go, such as
+// 500ms.
 type Config struct {
 	Listen   string                      `yaml:"listen"`
 	TLS      TLS                         `yaml:"tls"`
@@ -33,13 +34,15 @@ type Config struct {
 	Limits   Limits                      `yaml:"limits"`
 	Log      Log                         `yaml:"log"`
 	Tracing  Tracing                     `yaml:"tracing"`
-	// ExposeRoute adds x-evenkeel-* headers to answers: the engines, the policy, the prefix hit and the number of attempts.
+	// ExposeRoute adds x-evenkeel-* headers to answers: the engines, the policy, the prefix hit and
+	// the number of attempts.
 	ExposeRoute bool `yaml:"expose_route_headers"`
-	// SelfTest makes the proxy send, at its start, one small request through each rank, paired with one engine of the other role.
+	// SelfTest makes the proxy send, at its start, one small request through each rank, paired with
+	// one engine of the other role.
 	SelfTest bool `yaml:"self_test"`
 
-	// EventLoops is how many event loops write streamed answers. 0: as many as suit the machine; -1: none, each answer has a goroutine
-	// instead.
+	// EventLoops is how many event loops write streamed answers. 0: as many as suit the machine; -1:
+	// none, each answer has a goroutine instead.
 	EventLoops int `yaml:"event_loops"`
 
 	Predictor board.PredictorConfig `yaml:"predictor"`
@@ -60,18 +63,19 @@ type Admin struct {
 	Listen    string `yaml:"listen"`
 	TokenFile string `yaml:"token_file"` // required unless Listen is a loopback address
 	TLS       TLS    `yaml:"tls"`
-	// WorkerHosts are the hosts whose engines an operator may add while the proxy runs. If the list is empty, any host is allowed,
-	// except addresses at which no engine can be (see cannotBeEngine). Engines of the file may have any host.
+	// WorkerHosts are the hosts whose engines an operator may add while the proxy runs. If the list is
+	// empty, any host is allowed, except addresses at which no engine can be (see cannotBeEngine).
+	// Engines of the file may have any host.
 	WorkerHosts []string `yaml:"worker_hosts"`
 
-	// Receipts is how many receipts, the records of how one request was served, are kept for GET /decisions. 0: none are kept, and the
-	// reasons of decisions are not recorded.
+	// Receipts is how many receipts, the records of how one request was served, are kept for GET
+	// /decisions. 0: none are kept, and the reasons of decisions are not recorded.
 	Receipts      int   `yaml:"receipts"`
 	ReceiptsBytes int64 `yaml:"receipts_bytes"` // memory that all receipts together may take, in bytes
 }
 
-// TLS names the PEM files of a listener's certificate and key. They are read again when they change. Without them, the listener speaks
-// clear text.
+// TLS names the PEM files of a listener's certificate and key. They are read again when they
+// change. Without them, the listener speaks clear text.
 type TLS struct {
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
@@ -85,11 +89,13 @@ type Engines struct {
 	Prefill    []Engine `yaml:"prefill"`
 	Decode     []Engine `yaml:"decode"`
 	Aggregated []Engine `yaml:"aggregated"` // engines that each both prefill and decode
-	// Prefer says which engines serve a model that has both prefill and decode pairs and aggregated engines: pd or aggregated.
+	// Prefer says which engines serve a model that has both prefill and decode pairs and aggregated
+	// engines: pd or aggregated.
 	Prefer string `yaml:"prefer"`
 }
 
-// The values of engines.prefer: which engines serve a model that has prefill and decode pairs as well as aggregated engines.
+// The values of engines.prefer: which engines serve a model that has prefill and decode pairs as
+// well as aggregated engines.
 const (
 	PreferPD         = "pd"
 	PreferAggregated = "aggregated"
@@ -116,23 +122,26 @@ func (e *Engines) All() iter.Seq2[string, Engine] {
 	}
 }
 
-// Engine is one API server. With Ranks > 0, that many DP ranks share its address, and a header of each request names the rank.
+// Engine is one API server. With Ranks > 0, that many DP ranks share its address, and a header of
+// each request names the rank.
 type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
 	First   int    `yaml:"first_rank"` // number of the first rank in the rank header; above 0 only on later nodes of dp_mode hybrid
-	// Region is another proxy's region. The engine is used while this proxy owns that region, or always if this proxy is geo.central.
-	// Empty: the engine is of this proxy's own region.
+	// Region is another proxy's region. The engine is used while this proxy owns that region, or
+	// always if this proxy is geo.central. Empty: the engine is of this proxy's own region.
 	Region string `yaml:"region"`
-	// The following keys are for prefill engines only. KVEventsPort is the port at which the first rank publishes its KV events. 0: the
-	// port that the engine reports, or prefill.kv_events.port if it reports none.
+	// The following keys are for prefill engines only. KVEventsPort is the port at which the first
+	// rank publishes its KV events. 0: the port that the engine reports, or prefill.kv_events.port if
+	// it reports none.
 	KVEventsPort int `yaml:"kv_events_port"`
 	KVReplayPort int `yaml:"kv_replay_port"`
 	// The following keys are for decode and aggregated engines only.
 	Group   string `yaml:"group"`
 	Barrier string `yaml:"barrier"` // dp: the ranks of the group step together; none: each rank steps by itself
-	// Slots is how many requests each rank runs at once, the engine's max_num_seqs. 0: the profile's value, else 32 with a warning.
+	// Slots is how many requests each rank runs at once, the engine's max_num_seqs. 0: the profile's
+	// value, else 32 with a warning.
 	Slots int     `yaml:"slots"`
 	KV    int64   `yaml:"kv_tokens"` // tokens that a rank's KV cache holds; 0: the profile's value, else what the engine reports
 	Cost  float32 `yaml:"cost"`
@@ -141,13 +150,15 @@ type Engine struct {
 	Interval int `yaml:"prefill_schedule_interval"` // a rank computes prompts only in every n-th step; 0: in each step
 }
 
-// The values of barrier. With dp, all ranks of a group step together, as slowly as the fullest rank. With none, each rank steps by itself.
+// The values of barrier. With dp, all ranks of a group step together, as slowly as the fullest
+// rank. With none, each rank steps by itself.
 const (
 	BarrierDP   = "dp"
 	BarrierNone = "none"
 )
 
-// GatewayAPI has the settings for use behind a gateway of Kubernetes' Gateway API with the inference extension.
+// GatewayAPI has the settings for use behind a gateway of Kubernetes' Gateway API with the
+// inference extension.
 type GatewayAPI struct {
 	Metrics    bool           `yaml:"metrics"`    // the client listener serves load gauges under vLLM's names, without an API key
 	Objectives map[string]int `yaml:"objectives"` // priority of each InferenceObjective that trusted callers may name
@@ -163,27 +174,30 @@ type Advice struct {
 	Interval time.Duration `yaml:"interval"` // time between two samples of the load; 0: no advice is given
 	Target   float64       `yaml:"target"`   // share of the ranks' capacity that should be in use, above 0, at most 1
 
-	// Window and Calm are constants except in tests. The number of needed ranks is a mean over Window, so a shorter peak asks for no
-	// engine, because an engine takes longer than a minute to start. Removal of a rank is advised only if the rank was not needed
-	// during all of Calm, because a rank that is missed ten minutes later costs more than its removal saves.
+	// Window and Calm are constants except in tests. The number of needed ranks is a mean over Window,
+	// so a shorter peak asks for no engine, because an engine takes longer than a minute to start.
+	// Removal of a rank is advised only if the rank was not needed during all of Calm, because a rank
+	// that is missed ten minutes later costs more than its removal saves.
 	Window time.Duration `yaml:"-"`
 	Calm   time.Duration `yaml:"-"`
 }
 
-// Pool has the settings of the pool, in which finished prefills wait for a decode rank. Requests that are bound to their decode rank before
-// their prefill wait for it in the pool, too.
+// Pool has the settings of the pool, in which finished prefills wait for a decode rank. Requests
+// that are bound to their decode rank before their prefill wait for it in the pool, too.
 type Pool struct {
 	Size int `yaml:"size"`
-	// TTL is the longest wait of a request. 0: while its hand-off is valid, or prefill.queue.timeout if it has no hand-off.
+	// TTL is the longest wait of a request. 0: while its hand-off is valid, or prefill.queue.timeout
+	// if it has no hand-off.
 	TTL time.Duration `yaml:"ttl"`
 }
 
 // Health has the settings of health checks and of the slow start of an engine that recovers.
 type Health struct {
-	// Interval is the time between two health checks of an engine. Every tenth check also reads the engine's settings and gauges.
+	// Interval is the time between two health checks of an engine. Every tenth check also reads the
+	// engine's settings and gauges.
 	Interval time.Duration `yaml:"interval"`
-	// Canary is the time limit of the request for one token (two from SGLang) that tests whether a suspicious engine still computes. 0:
-	// there is no such test.
+	// Canary is the time limit of the request for one token (two from SGLang) that tests whether a
+	// suspicious engine still computes. 0: there is no such test.
 	Canary    time.Duration `yaml:"canary"`
 	SlowStart time.Duration `yaml:"slow_start"` // how long an engine that recovers may use only a part of its slots; 0: it may use all at once
 }
@@ -209,20 +223,23 @@ type Limits struct {
 	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // after DrainGrace, running streams may go on for this long
 	EventBytes     int           `yaml:"event_bytes"`
 	AnswerBytes    int           `yaml:"answer_bytes"` // bytes of one answer that is collected from events, because its client wants no stream
-	// ResumeBytes bounds the bytes of bodies and token ids that are kept to resume running requests. 0: none are kept.
+	// ResumeBytes bounds the bytes of bodies and token ids that are kept to resume running requests.
+	// 0: none are kept.
 	ResumeBytes  int      `yaml:"resume_bytes"`
 	ChatTemplate bool     `yaml:"allow_chat_template"`
 	MediaHosts   []string `yaml:"media_hosts"` // hosts that media URLs in requests may name; other http and https URLs are refused
 
-	// Answers, AnswersPerPrompt and StopStrings limit one request. PassedThrough limits how many requests are passed through at once.
+	// Answers, AnswersPerPrompt and StopStrings limit one request. PassedThrough limits how many
+	// requests are passed through at once.
 	Answers          int `yaml:"answers"` // number of answers to all prompts of one request together
 	AnswersPerPrompt int `yaml:"answers_per_prompt"`
 	StopStrings      int `yaml:"stop_strings"`
 	PassedThrough    int `yaml:"passed_through"`
 
-	// ClientLag and ClientBacklog are constants except in tests. ClientLag bounds how long all writes of one answer together may wait
-	// for the client, because a slow client keeps its slot from other requests. ClientBacklog bounds the bytes that the kernel buffers
-	// for a slow client. It has room for about a thousand events. By default, the kernel would buffer megabytes per client.
+	// ClientLag and ClientBacklog are constants except in tests. ClientLag bounds how long all writes
+	// of one answer together may wait for the client, because a slow client keeps its slot from other
+	// requests. ClientBacklog bounds the bytes that the kernel buffers for a slow client. It has room
+	// for about a thousand events. By default, the kernel would buffer megabytes per client.
 	ClientLag     time.Duration `yaml:"-"`
 	ClientBacklog int           `yaml:"-"`
 }
@@ -233,7 +250,8 @@ type Log struct {
 	Requests string `yaml:"requests"` // file that gets one JSON line per request; "-": stdout; empty: no such lines
 }
 
-// Default returns the configuration of an empty file. Validate sets the defaults that depend on other keys.
+// Default returns the configuration of an empty file. Validate sets the defaults that depend on
+// other keys.
 func Default() *Config {
 	c := &Config{
 		Listen:    ":8000",
@@ -281,21 +299,25 @@ func Default() *Config {
 	return c
 }
 
-// Decision returns the settings of `dispatch`, together with the dispatcher's settings that have keys elsewhere in the file.
+// Decision returns the settings of `dispatch`, together with the dispatcher's settings that have
+// keys elsewhere in the file.
 func (c *Config) Decision() dispatcher.Config {
 	d := c.Dispatch
 	d.Predictor, d.TTL, d.BindAhead = c.Predictor, c.Pool.TTL, c.Bind.BoardAhead()
 	return d
 }
 
-// DefaultProfile is the profile of prefill and decode engines that name none. It exists even if the file does not define it.
+// DefaultProfile is the profile of prefill and decode engines that name none. It exists even if the
+// file does not define it.
 const DefaultProfile = "ascend"
 
-// DefaultAggregated is the profile of aggregated engines that name none. It exists even if the file does not define it.
+// DefaultAggregated is the profile of aggregated engines that name none. It exists even if the file
+// does not define it.
 const DefaultAggregated = "aggregated"
 
-// ProfilesInUse returns the names of the profiles that engines of a role may have, sorted. An empty role stands for all roles. With
-// discovery by files or Kubernetes, discovered engines may name any profile of the file.
+// ProfilesInUse returns the names of the profiles that engines of a role may have, sorted. An empty
+// role stands for all roles. With discovery by files or Kubernetes, discovered engines may name any
+// profile of the file.
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
 	// add adds the profile of an engine, or of a source that discovers engines; ofRole is its role.
@@ -312,8 +334,8 @@ func (c *Config) ProfilesInUse(role string) []string {
 		add(d.Role, d.Profile)
 	}
 	for _, k := range c.Discovery.Kubernetes {
-		// Without a profile, there is no role either: each pod names its role, and gets the default profile of that role.
-		// DefaultAggregated, that of aggregated pods, is added by addNameable.
+		// Without a profile, there is no role either: each pod names its role, and gets the default
+		// profile of that role. DefaultAggregated, that of aggregated pods, is added by addNameable.
 		add(k.Role, cmp.Or(k.Profile, DefaultProfile))
 	}
 	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 { // these engines may name any profile of the file
@@ -322,10 +344,11 @@ func (c *Config) ProfilesInUse(role string) []string {
 	return slices.Sorted(maps.Keys(used))
 }
 
-// addNameable adds to used, the set of profiles that engines may have, those that discovered engines of a role may name; an empty role
-// stands for all roles. The two default profiles exist in every config, also if no engine can have them, so each is added in one case only:
-// DefaultAggregated if role asks for aggregated engines alone, and DefaultProfile, for any role, if the file has no other profile for
-// prefill and decode engines.
+// addNameable adds to used, the set of profiles that engines may have, those that discovered
+// engines of a role may name; an empty role stands for all roles. The two default profiles exist in
+// every config, also if no engine can have them, so each is added in one case only:
+// DefaultAggregated if role asks for aggregated engines alone, and DefaultProfile, for any role, if
+// the file has no other profile for prefill and decode engines.
 func (c *Config) addNameable(role string, used map[string]bool) {
 	hasPairProfile := false // the file has a profile for prefill and decode engines besides DefaultProfile
 	for name, p := range c.Profiles {

@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// Change is one key whose value differs between two versions of the config. The texts contain no secrets: the config only names the files
-// and variables that hold secrets, and values of tracing.headers are shown as hashes.
+// Change is one key whose value differs between two versions of the config. The texts contain no
+// secrets: the config only names the files and variables that hold secrets, and values of
+// tracing.headers are shown as hashes.
 type Change struct {
 	Path    string `json:"path"`
 	Old     string `json:"old"` // value in the old version; empty: the key was not set
@@ -35,8 +36,8 @@ func orNothing(s string) string {
 	return s
 }
 
-// restoreRestartKeys has a function for each key that only a restart can change. At a reload, the function copies the key's value from the
-// running config to the next one.
+// restoreRestartKeys has a function for each key that only a restart can change. At a reload, the
+// function copies the key's value from the running config to the next one.
 var restoreRestartKeys = []func(next, running *Config){
 	func(n, r *Config) { n.Listen = r.Listen },
 	func(n, r *Config) { n.Admin.Listen = r.Admin.Listen },
@@ -68,8 +69,8 @@ var restoreRestartKeys = []func(next, running *Config){
 	func(n, r *Config) { n.Limits.WriteTimeout = r.Limits.WriteTimeout },
 }
 
-// unlessSwitched returns next, or t if next would turn TLS on or off, which needs a restart. A listener that already speaks TLS can take a
-// new certificate while it runs.
+// unlessSwitched returns next, or t if next would turn TLS on or off, which needs a restart. A
+// listener that already speaks TLS can take a new certificate while it runs.
 func (t TLS) unlessSwitched(next TLS) TLS {
 	if t.On() == next.On() {
 		return next
@@ -77,9 +78,10 @@ func (t TLS) unlessSwitched(next TLS) TLS {
 	return t
 }
 
-// MergeReload returns the config that a proxy runs with after a reload: next, but with the running values of all keys that need a restart.
-// The changes list every key that differs, and mark those that need a restart. It fails if the merged config is invalid, for example
-// because only one of two keys that belong together needs a restart.
+// MergeReload returns the config that a proxy runs with after a reload: next, but with the running
+// values of all keys that need a restart. The changes list every key that differs, and mark those
+// that need a restart. It fails if the merged config is invalid, for example because only one of
+// two keys that belong together needs a restart.
 func (c *Config) MergeReload(next *Config) (merged *Config, changes []Change, err error) {
 	m := *next
 	for _, restore := range restoreRestartKeys {
@@ -109,8 +111,8 @@ func Diff(a, b *Config) []Change {
 
 type diff struct{ changes []Change }
 
-// compareValues compares two values of one type, and adds a change for each key that differs. path is the path of both values in the
-// config.
+// compareValues compares two values of one type, and adds a change for each key that differs. path
+// is the path of both values in the config.
 func (d *diff) compareValues(path string, a, b reflect.Value) {
 	switch t := a.Type(); {
 	case t == reflect.TypeFor[[]Engine]():
@@ -131,8 +133,8 @@ func (d *diff) compareValues(path string, a, b reflect.Value) {
 	}
 }
 
-// compareEngines compares two lists of engines by host:port. An engine that is added or removed is a single change. For an engine in both
-// lists, each key that differs is a change of its own.
+// compareEngines compares two lists of engines by host:port. An engine that is added or removed is
+// a single change. For an engine in both lists, each key that differs is a change of its own.
 func (d *diff) compareEngines(path string, a, b []Engine) {
 	before, after := byID(a), byID(b)
 	for _, e := range a {
@@ -150,8 +152,9 @@ func (d *diff) compareEngines(path string, a, b []Engine) {
 	}
 }
 
-// compareMaps compares two maps whose keys are names, such as profiles. An entry that is added or removed is a single change. For an entry
-// in both maps, each key that differs is a change of its own.
+// compareMaps compares two maps whose keys are names, such as profiles. An entry that is added or
+// removed is a single change. For an entry in both maps, each key that differs is a change of its
+// own.
 func (d *diff) compareMaps(path string, a, b reflect.Value) {
 	names := map[string]bool{} // the names in either map
 	for _, m := range []reflect.Value{a, b} {
@@ -182,7 +185,8 @@ func byID(list []Engine) map[string]Engine {
 	return all
 }
 
-// joinPath returns the path of a key below another path. An empty path stands for the top of the config.
+// joinPath returns the path of a key below another path. An empty path stands for the top of the
+// config.
 func joinPath(path, key string) string {
 	if path == "" {
 		return key
@@ -190,8 +194,8 @@ func joinPath(path, key string) string {
 	return path + "." + key
 }
 
-// text returns a value in the form of the config file, on one line. It leaves out struct fields that are zero. A nil pointer becomes an
-// empty text.
+// text returns a value in the form of the config file, on one line. It leaves out struct fields
+// that are zero. A nil pointer becomes an empty text.
 func text(v reflect.Value) string {
 	switch {
 	case v.Type() == durationType:

@@ -75,7 +75,8 @@ func TestAReloadKeepsWhatBelongsTogether(t *testing.T) {
 	require.ErrorContains(t, err, "admin.listen")
 }
 
-// The policy that a file leaves open depends on the other regions, of which a proxy knows only after a restart.
+// The policy that a file leaves open depends on the other regions, of which a proxy knows only
+// after a restart.
 func TestAReloadChoosesNoPolicyForRegionsThatNeedARestart(t *testing.T) {
 	const (
 		engines = "engines: {prefill: [{url: http://b0:1}], decode: [{url: http://b0:1}]}\n"

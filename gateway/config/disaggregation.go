@@ -6,8 +6,9 @@ import (
 	"evenkeel/prefill"
 )
 
-// checkDisaggregation checks prefill.disaggregation. The prompt tokens that a decode rank may compute at once must fit into one of its
-// steps, because all ranks of its group wait for the longest step.
+// checkDisaggregation checks prefill.disaggregation. The prompt tokens that a decode rank may
+// compute at once must fit into one of its steps, because all ranks of its group wait for the
+// longest step.
 func (c *Config) checkDisaggregation(bad report) {
 	const path = "$.prefill.disaggregation"
 	d := &c.Prefill.Disaggregation

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Discovery has the sources of engines that are not listed in the config file. If a source finds an engine that the file lists, too, the
-// settings in the file apply.
+// Discovery has the sources of engines that are not listed in the config file. If a source finds an
+// engine that the file lists, too, the settings in the file apply.
 type Discovery struct {
 	Probe      bool                  `yaml:"probe"` // send a test request to each engine before its first real one
 	Files      []string              `yaml:"files"` // files with the keys of `engines`, read again when they change
@@ -40,7 +40,8 @@ type DiscoveryDNS struct {
 	Slots   int    `yaml:"slots"`
 }
 
-// DiscoveryKubernetes finds engines in Kubernetes: each pod that the selector selects in the namespace is an engine.
+// DiscoveryKubernetes finds engines in Kubernetes: each pod that the selector selects in the
+// namespace is an engine.
 type DiscoveryKubernetes struct {
 	Namespace  string `yaml:"namespace"`  // empty: the namespace of this proxy's pod, or of the kubeconfig
 	Kubeconfig string `yaml:"kubeconfig"` // path of a kubeconfig; empty: the service account of this proxy's pod is used
@@ -50,7 +51,8 @@ type DiscoveryKubernetes struct {
 	Port       string `yaml:"port"` // port numbers or names of container ports of the engines, separated by commas
 	Scheme     string `yaml:"scheme"`
 	Slices     *bool  `yaml:"endpoint_slices"`
-	// The following keys are settings of every engine that this source finds. Annotations of the engine's pod override them.
+	// The following keys are settings of every engine that this source finds. Annotations of the
+	// engine's pod override them.
 	Profile string `yaml:"profile"`
 	Region  string `yaml:"region"`
 	Ranks   int    `yaml:"ranks"`
@@ -59,10 +61,12 @@ type DiscoveryKubernetes struct {
 	Slots   int    `yaml:"slots"`
 }
 
-// DefaultRoleLabel is the pod label whose value is the engine's role, if role_label names no other label.
+// DefaultRoleLabel is the pod label whose value is the engine's role, if role_label names no other
+// label.
 const DefaultRoleLabel = "evenkeel.io/role"
 
-// fillDefaults sets defaults for the keys that an entry leaves out. It changes copies, so that configs which share the lists do not change.
+// fillDefaults sets defaults for the keys that an entry leaves out. It changes copies, so that
+// configs which share the lists do not change.
 func (d *Discovery) fillDefaults() {
 	d.DNS, d.Kubernetes = slices.Clone(d.DNS), slices.Clone(d.Kubernetes)
 	for i := range d.DNS {
@@ -112,7 +116,8 @@ func (c *Config) checkDiscovery(bad report) {
 	}
 }
 
-// checkDNS checks one DNS name, and the settings that it gives to its engines. path names the entry in errors.
+// checkDNS checks one DNS name, and the settings that it gives to its engines. path names the entry
+// in errors.
 func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 	if d.Name == "" || strings.ContainsAny(d.Name, " /:") {
 		bad(path+".name", "%q is no name; write one such as decode.default.svc.cluster.local", d.Name)
@@ -140,7 +145,8 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 		Engine{Profile: d.Profile, Region: d.Region, Ranks: d.Ranks, Group: d.Group, Barrier: d.Barrier, Slots: d.Slots}, bad)
 }
 
-// checkKubernetes checks one selector of pods, and the settings that it gives to its engines. path names the entry in errors.
+// checkKubernetes checks one selector of pods, and the settings that it gives to its engines. path
+// names the entry in errors.
 func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report) {
 	if _, err := labels.Parse(k.Selector); err != nil || k.Selector == "" {
 		bad(path+".selector", "%q selects no pods; write labels such as app=vllm,tier in (prefill,decode)", k.Selector)
@@ -167,8 +173,8 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 		Engine{Profile: k.Profile, Region: k.Region, Ranks: k.Ranks, Group: k.Group, Barrier: k.Barrier, Slots: k.Slots}, bad)
 }
 
-// checkDiscoveredSettings checks the settings that a source gives to its engines. It checks them on an example engine, because no engine
-// has been found yet.
+// checkDiscoveredSettings checks the settings that a source gives to its engines. It checks them on
+// an example engine, because no engine has been found yet.
 func (c *Config) checkDiscoveredSettings(path, role, scheme string, e Engine, bad report) {
 	if scheme != "http" && scheme != "https" {
 		bad(path+".scheme", "%q is not supported; write http or https", scheme)

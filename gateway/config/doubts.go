@@ -11,8 +11,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Doubts returns settings of a valid config that are probably a mistake: with them, for example, the proxy
-// serves no request, or a number seems to have the wrong unit.
+// Doubts returns settings of a valid config that are probably a mistake: with them, for example,
+// the proxy serves no request, or a number seems to have the wrong unit.
 func (c *Config) Doubts() []*Error {
 	d := doubts{source: &c.source}
 	d.engines(c)
@@ -36,8 +36,9 @@ func (d *doubts) add(path, format string, args ...any) {
 	d.found = append(d.found, d.source.errorAt(path, format, args...))
 }
 
-// engines doubts a role without engines: none is listed or discovered, and no engine of another region can help. The proxy then serves
-// nothing until an operator adds such engines at the admin listener.
+// engines doubts a role without engines: none is listed or discovered, and no engine of another
+// region can help. The proxy then serves nothing until an operator adds such engines at the admin
+// listener.
 func (d *doubts) engines(c *Config) {
 	onlyAggregated := len(c.Engines.Aggregated) > 0 && len(c.Engines.Prefill)+len(c.Engines.Decode) == 0
 	if c.Discovery.On() || c.Geo.On() || onlyAggregated { // other engines may come, or none of these roles is needed
@@ -87,8 +88,8 @@ func (d *doubts) groups(c *Config) {
 	}
 }
 
-// profiles doubts profiles that no engine names, because they have no effect. A common mistake is a profile called default, because engines
-// that name no profile get another one.
+// profiles doubts profiles that no engine names, because they have no effect. A common mistake is a
+// profile called default, because engines that name no profile get another one.
 func (d *doubts) profiles(c *Config) {
 	if c.Discovery.On() {
 		return // discovered engines may name any profile
@@ -103,8 +104,8 @@ func (d *doubts) profiles(c *Config) {
 	}
 }
 
-// connectors doubts a connector that only one role has, because no engine of the other role can use its hand-offs. It does not doubt
-// opaque, which may stand for any connector.
+// connectors doubts a connector that only one role has, because no engine of the other role can use
+// its hand-offs. It does not doubt opaque, which may stand for any connector.
 func (d *doubts) connectors(c *Config) {
 	if c.Discovery.On() || c.Geo.On() {
 		return
@@ -129,8 +130,8 @@ func (d *doubts) connectors(c *Config) {
 	}
 }
 
-// pages doubts a proxy without API keys that allows every origin. If a person inside the network opens any web page, that page can send
-// requests to the proxy from the person's browser.
+// pages doubts a proxy without API keys that allows every origin. If a person inside the network
+// opens any web page, that page can send requests to the proxy from the person's browser.
 func (d *doubts) pages(c *Config) {
 	if c.KeysFile == "" && slices.Contains(c.CORS.Origins, "*") {
 		d.add("$.cors.origins", "every page that somebody inside your network opens may send requests, because no key is asked for; list the "+
@@ -145,7 +146,8 @@ const (
 	manySlots  = 4096 // requests per rank; vLLM's max_num_seqs is usually 128 to 1024
 )
 
-// sizes doubts durations above longTime and numbers of bytes above muchMemory, in v and in all its fields.
+// sizes doubts durations above longTime and numbers of bytes above muchMemory, in v and in all its
+// fields.
 func (d *doubts) sizes(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -172,7 +174,8 @@ func (d *doubts) sizes(v reflect.Value, path string) {
 
 // numbers doubts numbers that are far larger or smaller than any proxy needs.
 func (d *doubts) numbers(c *Config) {
-	// above doubts a number that is above a limit, and below one that is below it. what ends the message.
+	// above doubts a number that is above a limit, and below one that is below it. what ends the
+	// message.
 	above := func(path string, n, limit int, what string) {
 		if n > limit {
 			d.add(path, "%d is more than any proxy needs; %s", n, what)

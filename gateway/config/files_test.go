@@ -210,7 +210,8 @@ func TestTheHAExampleIsWhatItSays(t *testing.T) {
 	require.Len(t, groups, 2)
 }
 
-// No proxy of this region owns a decode group of another region, so requests to such an engine would be withdrawn from the pool at once.
+// No proxy of this region owns a decode group of another region, so requests to such an engine
+// would be withdrawn from the pool at once.
 func TestWithOwnersOfGroupsAnEngineIsOfThisRegion(t *testing.T) {
 	file := filepath.Join(configs, "ha.yaml")
 	c, err := Load(file)

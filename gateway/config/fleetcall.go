@@ -20,9 +20,11 @@ const (
 	CallEmpties = "empties" // the engine's prefix cache is empty, or invalid because the model's weights have changed
 )
 
-// defaultCalls are the paths that are allowed although the file does not list them. They are those of vLLM 0.32 and 0.33, which has them
-// only with VLLM_SERVER_DEV_MODE=1 (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and those of SGLang
-// 0.5.23 (entrypoints/http_server.py). /pause empties the prefix cache unless its mode is keep.
+// defaultCalls are the paths that are allowed although the file does not list them. They are those
+// of vLLM 0.32 and 0.33, which has them only with VLLM_SERVER_DEV_MODE=1
+// (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and those of
+// SGLang 0.5.23 (entrypoints/http_server.py). /pause empties the prefix cache unless its mode is
+// keep.
 var defaultCalls = map[string][]string{
 	"/pause": {CallPauses, CallEmpties}, "/resume": {CallResumes}, "/reset_prefix_cache": {CallEmpties},
 	"/pause_generation": {CallPauses}, "/continue_generation": {CallResumes}, "/flush_cache": {CallEmpties},
@@ -31,14 +33,16 @@ var defaultCalls = map[string][]string{
 	"/v1/load_lora_adapter": {}, "/v1/unload_lora_adapter": {},
 }
 
-// addDefaultPaths adds defaultCalls to the paths. If the file lists the same path, the effects in the file apply.
+// addDefaultPaths adds defaultCalls to the paths. If the file lists the same path, the effects in
+// the file apply.
 func (f *FleetCall) addDefaultPaths() {
 	paths := maps.Clone(defaultCalls)
 	maps.Copy(paths, f.Paths)
 	f.Paths = paths
 }
 
-// checkFleetCall checks that each path is an engine's path for operators, and that its effects have names that evenkeel knows.
+// checkFleetCall checks that each path is an engine's path for operators, and that its effects have
+// names that evenkeel knows.
 func (c *Config) checkFleetCall(bad report) {
 	if c.FleetCall.Timeout <= 0 {
 		bad("$.fleet_call.timeout", "%v; a time above 0 is needed", c.FleetCall.Timeout)

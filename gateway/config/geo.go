@@ -35,8 +35,9 @@ func (c *Config) checkGeo(bad report) {
 	}
 }
 
-// checkUnlistedRegion checks the region of an engine that discovery finds or an operator adds; checkGeo checks the engines of the file.
-// While decode groups have owners (ha), no other region has any, so a request to an engine there would never get a rank.
+// checkUnlistedRegion checks the region of an engine that discovery finds or an operator adds;
+// checkGeo checks the engines of the file. While decode groups have owners (ha), no other region
+// has any, so a request to an engine there would never get a rank.
 func (c *Config) checkUnlistedRegion(path, region string, bad report) {
 	if c.HA.On() && region != "" && region != c.Geo.Self.Region {
 		bad(path+".region", "%s is another region than geo.self.region; with ha.mode %s, "+

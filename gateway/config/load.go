@@ -17,7 +17,8 @@ import (
 	"evenkeel/internal/smallfile"
 )
 
-// MaxFile bounds a config file, and a file that lists engines, in bytes. 16 MiB have room for more than 50,000 engines.
+// MaxFile bounds a config file, and a file that lists engines, in bytes. 16 MiB have room for more
+// than 50,000 engines.
 const MaxFile = 16 << 20
 
 // Load reads and validates a config file. Its error names the position of each problem in the file.
@@ -29,8 +30,9 @@ func Load(path string) (*Config, error) {
 	return Parse(path, src)
 }
 
-// Parse reads and validates the text of a config. file is the name of the file in errors. Parse first reports all unknown or repeated keys
-// and all values of the wrong type in one error. It checks the values themselves only if there is no such problem.
+// Parse reads and validates the text of a config. file is the name of the file in errors. Parse
+// first reports all unknown or repeated keys and all values of the wrong type in one error. It
+// checks the values themselves only if there is no such problem.
 func Parse(file string, text []byte) (c *Config, err error) {
 	defer func() { // goccy/go-yaml 1.19.2 panics on some input
 		if r := recover(); r != nil {
@@ -58,7 +60,8 @@ func Parse(file string, text []byte) (c *Config, err error) {
 	return c, nil
 }
 
-// root returns the file's only YAML document; nil: the file is empty. A second document is an error.
+// root returns the file's only YAML document; nil: the file is empty. A second document is an
+// error.
 func (s *source) root() (ast.Node, error) {
 	tokens := lexer.Tokenize(string(s.text))
 	if t := firstUnread(tokens); t != nil {
@@ -82,8 +85,9 @@ func (s *source) root() (ast.Node, error) {
 	return root, nil
 }
 
-// firstUnread returns the first token that the parser would ignore; nil: there is none. The parser of goccy/go-yaml 1.19.2 silently ignores
-// everything after two lines --- that have nothing or only comments between them.
+// firstUnread returns the first token that the parser would ignore; nil: there is none. The parser
+// of goccy/go-yaml 1.19.2 silently ignores everything after two lines --- that have nothing or only
+// comments between them.
 func firstUnread(tokens token.Tokens) *token.Token {
 	headers := 0 // lines --- since the last token of a document
 	for _, t := range tokens {
@@ -113,8 +117,8 @@ func (s *source) syntaxError(err error) error {
 	return e
 }
 
-// ParseEngines reads and checks a file that discovery follows, which has the keys of `engines`. Its engines may name the profiles of the
-// config. file is the name of the file in errors.
+// ParseEngines reads and checks a file that discovery follows, which has the keys of `engines`. Its
+// engines may name the profiles of the config. file is the name of the file in errors.
 func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 	defer func() { // goccy/go-yaml panics on some input, as in Parse
 		if r := recover(); r != nil {
@@ -132,7 +136,8 @@ func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 	if err := src.checkShape(root, reflect.TypeFor[Engines](), "$.engines"); err != nil {
 		return Engines{}, err
 	}
-	// A config with only these engines, so that the defaults and the checks of a config file apply to them.
+	// A config with only these engines, so that the defaults and the checks of a config file apply to
+	// them.
 	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
 	if src.isSet("$.engines.prefer") { // checkShape has recorded the keys of this file below $.engines, although they are at its root
 		return Engines{}, src.errorAt("$.engines.prefer", "only the config file says which kind of engines comes first; remove it here")

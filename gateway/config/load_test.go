@@ -162,7 +162,8 @@ func TestErrorsPointAtTheFile(t *testing.T) {
 	}
 }
 
-// A file that a template made may begin with two lines ---. What it says must not be left out: it may ask for API keys.
+// A file that a template made may begin with two lines ---. What it says must not be left out: it
+// may ask for API keys.
 func TestNothingOfAFileIsLeftOut(t *testing.T) {
 	for text, place := range map[string]string{
 		"---\n# Made from a template.\n---\nkeys_file: k\n":    "f.yaml:4:1: ",
@@ -179,7 +180,8 @@ func TestNothingOfAFileIsLeftOut(t *testing.T) {
 	require.Equal(t, "k", c.KeysFile)
 }
 
-// A list of engines may be cut off where it is written in place. It must not seem to have no engines.
+// A list of engines may be cut off where it is written in place. It must not seem to have no
+// engines.
 func TestAListThatIsCutOffBehindAKeyIsRefused(t *testing.T) {
 	for _, text := range []string{
 		"prefill: [{url: \"http://p:1\"}]\ndecode:\n", "decode: ~", "decode: null # none", "aggregated:\n# d0\n", "decode:\nprefill:\n",

@@ -41,12 +41,14 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// report records a problem with the value at a path such as "$.pool.ttl". The other arguments are those of fmt.Sprintf.
+// report records a problem with the value at a path such as "$.pool.ttl". The other arguments are
+// those of fmt.Sprintf.
 type report func(path, format string, args ...any)
 
 type problems []error
 
-// join returns one error with all problems, in the order of their positions in the file; nil: there are none.
+// join returns one error with all problems, in the order of their positions in the file; nil: there
+// are none.
 func (p problems) join() error {
 	slices.SortStableFunc(p, func(a, b error) int {
 		var x, y *Error
@@ -74,14 +76,16 @@ type source struct {
 
 type position struct{ line, column int }
 
-// byteOrderMark is what some editors put at the beginning of a file. YAML allows it, so it is skipped.
+// byteOrderMark is what some editors put at the beginning of a file. YAML allows it, so it is
+// skipped.
 var byteOrderMark = []byte("\ufeff")
 
 func newSource(file string, text []byte) source {
 	return source{file: file, text: bytes.TrimPrefix(text, byteOrderMark), positions: map[string]position{}}
 }
 
-// Blank says whether the config comes from a file that sets no key, such as an empty one or one with comments only.
+// Blank says whether the config comes from a file that sets no key, such as an empty one or one
+// with comments only.
 func (c *Config) Blank() bool { return c.source.file != "" && len(c.source.positions) == 0 }
 
 // Flag records that a flag of the command line set the value at path, such as "pool.ttl".
@@ -93,8 +97,9 @@ func (c *Config) Flag(path, flag string) {
 	c.source.flags["$."+path] = flag
 }
 
-// errorAt makes an Error that points at the value of a path. If the value is not in the file, it points at the nearest parent that is. If a
-// flag set the value or that parent, the Error names the flag in place of the file. If neither is set, the Error has no line.
+// errorAt makes an Error that points at the value of a path. If the value is not in the file, it
+// points at the nearest parent that is. If a flag set the value or that parent, the Error names the
+// flag in place of the file. If neither is set, the Error has no line.
 func (s *source) errorAt(path, format string, args ...any) *Error {
 	e := &Error{File: s.file, Path: trimRoot(path), Msg: fmt.Sprintf(format, args...)}
 	for p := path; p != "$"; p = parent(p) {
@@ -137,7 +142,8 @@ func (s *source) errorAtToken(t *token.Token, path, format string, args ...any) 
 // trimRoot removes the beginning "$." of a path.
 func trimRoot(path string) string { return strings.TrimPrefix(strings.TrimPrefix(path, "$"), ".") }
 
-// parent returns the path without its last step: that of "$.a.b[1]" is "$.a.b", that of "$.a" is "$".
+// parent returns the path without its last step: that of "$.a.b[1]" is "$.a.b", that of "$.a" is
+// "$".
 func parent(path string) string {
 	if i := strings.LastIndexAny(path, ".["); i > 0 { // where the last step, a key or an index, begins
 		return path[:i]
@@ -145,7 +151,8 @@ func parent(path string) string {
 	return "$"
 }
 
-// excerpt returns the line of the file with this number and its two neighbours, with a mark at the line.
+// excerpt returns the line of the file with this number and its two neighbours, with a mark at the
+// line.
 func (s *source) excerpt(line int) string {
 	lines := bytes.Split(bytes.TrimRight(s.text, "\n"), []byte("\n"))
 	var b bytes.Buffer
@@ -159,7 +166,8 @@ func (s *source) excerpt(line int) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// printable makes a line safe for a terminal, because the file may contain anything: no control characters, and a limited length.
+// printable makes a line safe for a terminal, because the file may contain anything: no control
+// characters, and a limited length.
 func printable(line []byte) string {
 	const most = 200 // characters
 	text := strings.Map(func(r rune) rune {

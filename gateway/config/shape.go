@@ -15,9 +15,10 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkShape compares the file with the Go type that it is decoded into, and records the position of every value. It reports all unknown or
-// repeated keys and all values of the wrong type at once. The decoder alone would stop at the first problem, name Go types in its errors,
-// and silently round 1.5 down to 1.
+// checkShape compares the file with the Go type that it is decoded into, and records the position
+// of every value. It reports all unknown or repeated keys and all values of the wrong type at once.
+// The decoder alone would stop at the first problem, name Go types in its errors, and silently
+// round 1.5 down to 1.
 func (s *source) checkShape(root ast.Node, as reflect.Type, path string) error {
 	check := shape{source: s}
 	check.checkValue(root, as, path)
@@ -38,8 +39,9 @@ var (
 	profileType  = reflect.TypeFor[mooncake.Profile]()
 )
 
-// checkValue checks one node of the YAML tree, and all nodes below it, against the Go type that the node is decoded into. It records the
-// position of each value below the node; the caller has recorded that of the node itself.
+// checkValue checks one node of the YAML tree, and all nodes below it, against the Go type that the
+// node is decoded into. It records the position of each value below the node; the caller has
+// recorded that of the node itself.
 func (s *shape) checkValue(n ast.Node, t reflect.Type, path string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -81,14 +83,16 @@ func (s *shape) checkValue(n ast.Node, t reflect.Type, path string) {
 	}
 }
 
-// takesWord says whether the file may have this word in place of a value of type t, such as off in place of a list.
+// takesWord says whether the file may have this word in place of a value of type t, such as off in
+// place of a list.
 func takesWord(t reflect.Type, word string) bool {
 	v, ok := reflect.Zero(t).Interface().(interface{ TakesWord(string) bool })
 	return ok && v.TakesWord(word)
 }
 
-// checkMapping checks the keys and values of one mapping. typeOf returns the type of a key's value, and whether the key exists. If the type
-// is nil, the value is not checked. names lists the valid keys, for the error message.
+// checkMapping checks the keys and values of one mapping. typeOf returns the type of a key's value,
+// and whether the key exists. If the type is nil, the value is not checked. names lists the valid
+// keys, for the error message.
 func (s *shape) checkMapping(n ast.Node, path string, typeOf func(key string) (reflect.Type, bool), names []string) {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -122,7 +126,8 @@ func (s *shape) checkMapping(n ast.Node, path string, typeOf func(key string) (r
 		if valueType == nil {
 			continue
 		}
-		// Errors that are found later point at the value itself if it is a scalar, and at its key otherwise.
+		// Errors that are found later point at the value itself if it is a scalar, and at its key
+		// otherwise.
 		if _, scalar := v.Value.(ast.ScalarNode); scalar && v.Value.Type() != ast.NullType {
 			s.recordPosition(keyPath, v.Value.GetToken())
 		}
@@ -135,7 +140,8 @@ func (s *shape) recordPosition(path string, t *token.Token) {
 	s.source.positions[path] = position{t.Position.Line, t.Position.Column}
 }
 
-// firstToken returns the first token of a node. For a mapping, GetToken would return its first colon.
+// firstToken returns the first token of a node. For a mapping, GetToken would return its first
+// colon.
 func firstToken(n ast.Node) *token.Token {
 	switch m := n.(type) {
 	case *ast.MappingNode:
@@ -185,7 +191,8 @@ func scalarProblem(n ast.Node, t reflect.Type) string {
 	return ""
 }
 
-// keysOf returns the keys that the file may have for a struct, with the types of their values, and their names in order.
+// keysOf returns the keys that the file may have for a struct, with the types of their values, and
+// their names in order.
 func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 	types = map[string]reflect.Type{}
 	for key, f := range fieldsOf(t) {
@@ -198,8 +205,8 @@ func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 	return types, names
 }
 
-// fieldsOf yields the fields of a struct that have a key in the file, each with its key, in the order of the struct. The fields of an
-// embedded struct are yielded in place of that struct.
+// fieldsOf yields the fields of a struct that have a key in the file, each with its key, in the
+// order of the struct. The fields of an embedded struct are yielded in place of that struct.
 func fieldsOf(t reflect.Type) iter.Seq2[string, reflect.StructField] {
 	return func(yield func(string, reflect.StructField) bool) {
 		for _, f := range reflect.VisibleFields(t) {

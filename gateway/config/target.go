@@ -14,7 +14,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// InstanceID returns the name of an engine everywhere in evenkeel: the host:port of its URL. It fails if the URL has anything besides.
+// InstanceID returns the name of an engine everywhere in evenkeel: the host:port of its URL. It
+// fails if the URL has anything besides.
 func InstanceID(raw string) (string, error) {
 	if strings.Contains(raw, ",") {
 		return "", fmt.Errorf("%q names more than one engine; write an entry for each, with http://host:port", raw)
@@ -39,16 +40,17 @@ func InstanceID(raw string) (string, error) {
 	return net.JoinHostPort(u.Hostname(), port), nil
 }
 
-// isForbiddenInHost says whether a character may not be in a host. The check is strict, because people copy names of engines into shells.
-// The character % is allowed, because it separates the zone of an IPv6 address.
+// isForbiddenInHost says whether a character may not be in a host. The check is strict, because
+// people copy names of engines into shells. The character % is allowed, because it separates the
+// zone of an IPv6 address.
 func isForbiddenInHost(r rune) bool {
 	isLetter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
 	isDigit := r >= '0' && r <= '9'
 	return !isLetter && !isDigit && !strings.ContainsRune(".-_:%", r)
 }
 
-// Target returns the address, TLS settings and API key for calls to an engine; it names no rank. The API key comes from an environment
-// variable, never from the file.
+// Target returns the address, TLS settings and API key for calls to an engine; it names no rank.
+// The API key comes from an environment variable, never from the file.
 func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	id, err := InstanceID(e.URL)
 	if err != nil {
@@ -72,7 +74,8 @@ func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	return t, nil
 }
 
-// listenProblem says why no machine can listen on an address; empty: the address has a valid form. Port 0 is valid and means any free port.
+// listenProblem says why no machine can listen on an address; empty: the address has a valid form.
+// Port 0 is valid and means any free port.
 func listenProblem(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	switch {
@@ -96,7 +99,8 @@ func Loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// HostProblem says why a text cannot be the name or address of one host; empty: it can. IPv6 addresses must have no brackets.
+// HostProblem says why a text cannot be the name or address of one host; empty: it can. IPv6
+// addresses must have no brackets.
 func HostProblem(host string) string {
 	switch {
 	case strings.Contains(host, "://"):

@@ -14,12 +14,13 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// Tracing says where the spans of requests are sent (docs/traces.md). For settings that the file leaves out, OpenTelemetry's own
-// environment variables apply.
+// Tracing says where the spans of requests are sent (docs/traces.md). For settings that the file
+// leaves out, OpenTelemetry's own environment variables apply.
 type Tracing struct {
 	Endpoint string `yaml:"endpoint"` // URL of the collector; empty: no spans are sent
 	Insecure bool   `yaml:"insecure"`
-	// Sample is the share of requests that are traced, 0 to 1. It does not apply to requests for which a trusted caller has decided.
+	// Sample is the share of requests that are traced, 0 to 1. It does not apply to requests for which
+	// a trusted caller has decided.
 	Sample      float64           `yaml:"sample"`
 	Headers     Headers           `yaml:"headers"`
 	TLS         CollectorTLS      `yaml:"tls"`
@@ -27,7 +28,8 @@ type Tracing struct {
 	Resource    map[string]string `yaml:"resource_attributes"`
 }
 
-// CollectorTLS has the certificate authorities that verify the collector, and the proxy's own client certificate.
+// CollectorTLS has the certificate authorities that verify the collector, and the proxy's own
+// client certificate.
 type CollectorTLS struct {
 	CAFile   string `yaml:"ca_file"` // PEM file; empty: the system's authorities
 	CertFile string `yaml:"cert_file"`
@@ -37,7 +39,8 @@ type CollectorTLS struct {
 // Headers may hold credentials, so their String shows hashes instead of values.
 type Headers map[string]string
 
-// String returns the names of the headers with short hashes of their values, so that a diff shows which values changed.
+// String returns the names of the headers with short hashes of their values, so that a diff shows
+// which values changed.
 func (h Headers) String() string {
 	var list []string
 	for _, k := range slices.Sorted(maps.Keys(h)) {
@@ -47,10 +50,12 @@ func (h Headers) String() string {
 	return strings.Join(list, ", ")
 }
 
-// RecordsReasons says whether the reasons of decisions are recorded. Only receipts show them, so nothing is recorded without receipts.
+// RecordsReasons says whether the reasons of decisions are recorded. Only receipts show them, so
+// nothing is recorded without receipts.
 func (c *Config) RecordsReasons() bool { return c.Admin.Receipts > 0 }
 
-// ClientTLS returns the TLS settings for the collector; nil: no file is set. The files are read again for every handshake.
+// ClientTLS returns the TLS settings for the collector; nil: no file is set. The files are read
+// again for every handshake.
 func (t *Tracing) ClientTLS() (*tls.Config, error) {
 	if t.TLS == (CollectorTLS{}) {
 		return nil, nil
@@ -66,7 +71,8 @@ func (t *Tracing) ClientTLS() (*tls.Config, error) {
 	return t.TLS.clientTLS(u.Hostname())
 }
 
-// clientTLS returns the TLS settings for a collector. host is the name that the collector's certificate must have.
+// clientTLS returns the TLS settings for a collector. host is the name that the collector's
+// certificate must have.
 func (t CollectorTLS) clientTLS(host string) (*tls.Config, error) {
 	const serverName, caFile = "", "" // the server's name is that of the URL; CAFile is followed below
 	c, err := certs.Client(serverName, caFile, t.CertFile, t.KeyFile)
@@ -74,7 +80,8 @@ func (t CollectorTLS) clientTLS(host string) (*tls.Config, error) {
 		return nil, fmt.Errorf("tracing.tls: %w", err)
 	}
 	if t.CAFile != "" { // otherwise crypto/tls checks the certificate and its name by the system's authorities
-		// Follow reads the file again for each handshake. It checks the certificate in place of crypto/tls, and so needs the name.
+		// Follow reads the file again for each handshake. It checks the certificate in place of
+		// crypto/tls, and so needs the name.
 		if err := certs.Follow(c, t.CAFile, host); err != nil {
 			return nil, fmt.Errorf("tracing.tls.ca_file: %w", err)
 		}

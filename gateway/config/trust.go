@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// checkTLS reports a certificate without its key, or a key without its certificate. With only one of the two, a listener that was meant to
-// speak TLS could run in clear text.
+// checkTLS reports a certificate without its key, or a key without its certificate. With only one
+// of the two, a listener that was meant to speak TLS could run in clear text.
 func (c *Config) checkTLS(bad report) {
 	needBoth := func(path, certFile, keyFile string) {
 		switch {
@@ -44,10 +44,12 @@ func (c *Config) checkWorkerHosts(bad report) {
 	}
 }
 
-// allowWorker returns why an operator may not add the engine with this URL while the proxy runs; nil: it may be added. Without this check,
-// whoever may add engines could make the proxy send the engines' API key to any host. Engines of the config file are always allowed. The
-// host of any other engine must be in admin.worker_hosts. If that list is empty, any host is allowed, except addresses at which no engine
-// can be, such as a cloud's metadata address, and hosts that can be read as several addresses.
+// allowWorker returns why an operator may not add the engine with this URL while the proxy runs;
+// nil: it may be added. Without this check, whoever may add engines could make the proxy send the
+// engines' API key to any host. Engines of the config file are always allowed. The host of any
+// other engine must be in admin.worker_hosts. If that list is empty, any host is allowed, except
+// addresses at which no engine can be, such as a cloud's metadata address, and hosts that can be
+// read as several addresses.
 func (c *Config) allowWorker(raw string) error {
 	id, err := InstanceID(raw)
 	if err != nil {
@@ -82,7 +84,8 @@ func (c *Config) allowWorker(raw string) error {
 	return nil
 }
 
-// coversHost says whether an entry of admin.worker_hosts covers a host. addr is the host as an address; invalid: the host is a name.
+// coversHost says whether an entry of admin.worker_hosts covers a host. addr is the host as an
+// address; invalid: the host is a name.
 func coversHost(entry, host string, addr netip.Addr) bool {
 	if prefix, err := netip.ParsePrefix(entry); err == nil {
 		return prefix.Contains(addr)
@@ -95,8 +98,9 @@ func coversHost(entry, host string, addr netip.Addr) bool {
 	return entry == host || isPattern && isName && strings.HasSuffix(host, suffix)
 }
 
-// cannotBeEngine says whether an address cannot be that of an engine. This includes metadata addresses, at which clouds serve the
-// credentials of their machines. Most clouds use 169.254.169.254, which is link-local.
+// cannotBeEngine says whether an address cannot be that of an engine. This includes metadata
+// addresses, at which clouds serve the credentials of their machines. Most clouds use
+// 169.254.169.254, which is link-local.
 func cannotBeEngine(a netip.Addr) bool {
 	return a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || slices.Contains(metadataAddrs, a)
 }
@@ -114,8 +118,8 @@ var metadataNames = []string{
 	"metadata.tencentyun.com", "metadata.platformequinix.com",
 }
 
-// embeddedIPv4 returns the IPv4 addresses inside an IPv6 address; nil: there is none. A router or a tunnel may send packets for the IPv6
-// address to one of these IPv4 addresses.
+// embeddedIPv4 returns the IPv4 addresses inside an IPv6 address; nil: there is none. A router or a
+// tunnel may send packets for the IPv6 address to one of these IPv4 addresses.
 func embeddedIPv4(a netip.Addr) []netip.Addr {
 	if !a.Is6() {
 		return nil
@@ -141,8 +145,8 @@ func embeddedIPv4(a netip.Addr) []netip.Addr {
 	return nil
 }
 
-// readsAsNumber says whether some resolvers would read a host as an IPv4 address although netip does not. Examples: 2852039166, 0xa9fea9fe,
-// 0251.0376.169.254.
+// readsAsNumber says whether some resolvers would read a host as an IPv4 address although netip
+// does not. Examples: 2852039166, 0xa9fea9fe, 0251.0376.169.254.
 func readsAsNumber(host string) bool {
 	if _, err := netip.ParseAddr(host); err == nil { // a plain address, which has only one reading
 		return false

@@ -16,8 +16,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkListeners checks the addresses at which clients and operators connect. The operators' listener needs a token if other hosts can
-// reach it.
+// checkListeners checks the addresses at which clients and operators connect. The operators'
+// listener needs a token if other hosts can reach it.
 func (c *Config) checkListeners(bad report) {
 	for path, addr := range map[string]string{"$.listen": c.Listen, "$.admin.listen": c.Admin.Listen} {
 		if problem := listenProblem(addr); problem != "" {
@@ -37,7 +37,8 @@ func (c *Config) checkListeners(bad report) {
 	}
 }
 
-// checkOrigins checks that each origin is written exactly as browsers send it, because the two are compared as text.
+// checkOrigins checks that each origin is written exactly as browsers send it, because the two are
+// compared as text.
 func (c *Config) checkOrigins(bad report) {
 	for i, origin := range c.CORS.Origins {
 		path := fmt.Sprintf("$.cors.origins[%d]", i)
@@ -48,7 +49,8 @@ func (c *Config) checkOrigins(bad report) {
 			continue
 		}
 		u, err := url.Parse(origin)
-		// A scheme and a host with nothing behind it, all in lower case, and without the port that browsers leave out.
+		// A scheme and a host with nothing behind it, all in lower case, and without the port that
+		// browsers leave out.
 		isOrigin := err == nil && u.Scheme != "" && u.Host != "" && u.Scheme+"://"+u.Host == origin && strings.ToLower(origin) == origin
 		usualPort := isOrigin && (u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80")
 		if !isOrigin || usualPort || strings.Contains(u.Host, "*") {
@@ -58,7 +60,8 @@ func (c *Config) checkOrigins(bad report) {
 	}
 }
 
-// checkProfiles checks each profile. If a single key is wrong, the report points at this key, else at the profile.
+// checkProfiles checks each profile. If a single key is wrong, the report points at this key, else
+// at the profile.
 func (c *Config) checkProfiles(bad report) {
 	for name, p := range c.Profiles {
 		path := "$.profiles." + name
@@ -68,8 +71,9 @@ func (c *Config) checkProfiles(bad report) {
 	}
 }
 
-// checkKeysAlone reports each key of an invalid profile that is wrong by itself. It validates the connector with defaults for all other
-// keys, and then each other key together with the connector. It returns false if only a combination of keys is wrong.
+// checkKeysAlone reports each key of an invalid profile that is wrong by itself. It validates the
+// connector with defaults for all other keys, and then each other key together with the connector.
+// It returns false if only a combination of keys is wrong.
 func checkKeysAlone(p mooncake.Profile, path string, bad report) (found bool) {
 	beside := mooncake.Profile{Name: p.Name, Connector: p.Connector} // the other keys have their defaults
 	if err := beside.WithDefaults().Validate(); err != nil {
@@ -88,8 +92,8 @@ func checkKeysAlone(p mooncake.Profile, path string, bad report) (found bool) {
 	return found
 }
 
-// checkEngines checks each engine by itself and against the others: no engine may be listed twice in
-// a role, and all engines of a group must have the same barrier.
+// checkEngines checks each engine by itself and against the others: no engine may be listed twice
+// in a role, and all engines of a group must have the same barrier.
 func (c *Config) checkEngines(bad report) {
 	for _, role := range Roles { // a key without a list, as in a file that is cut off, must not remove all engines of a role
 		if path := "$.engines." + role; c.source.isSet(path) && c.Engines.ofRole(role) == nil {
@@ -131,7 +135,8 @@ func (c *Config) checkEngines(bad report) {
 	}
 }
 
-// checkEngine checks the keys of one engine, and whether they fit its profile. Errors name the engine by path.
+// checkEngine checks the keys of one engine, and whether they fit its profile. Errors name the
+// engine by path.
 func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	if _, err := InstanceID(e.URL); err != nil {
 		bad(path+".url", "%v", err)
@@ -158,7 +163,8 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	}
 }
 
-// checkKVEventPorts checks the ports at which an engine publishes its KV events; 0: the file sets none.
+// checkKVEventPorts checks the ports at which an engine publishes its KV events; 0: the file sets
+// none.
 func (e *Engine) checkKVEventPorts(path, role string, bad report) {
 	for key, port := range map[string]int{"kv_events_port": e.KVEventsPort, "kv_replay_port": e.KVReplayPort} {
 		if port < 0 || port > 65535 {
@@ -170,7 +176,8 @@ func (e *Engine) checkKVEventPorts(path, role string, bad report) {
 	}
 }
 
-// checkAggregatedKeys checks the keys that only aggregated engines may have; 0: the file does not set the key.
+// checkAggregatedKeys checks the keys that only aggregated engines may have; 0: the file does not
+// set the key.
 func (e *Engine) checkAggregatedKeys(path, role string, bad report) {
 	for key, n := range map[string]int{"token_budget": e.Budget, "prefill_schedule_interval": e.Interval} {
 		switch {
@@ -197,7 +204,8 @@ func (e *Engine) refuseDecodeKeys(path string, bad report) {
 	}
 }
 
-// checkProfile reports keys of an engine that contradict its profile, such as an http URL with a profile that has TLS keys.
+// checkProfile reports keys of an engine that contradict its profile, such as an http URL with a
+// profile that has TLS keys.
 func (e *Engine) checkProfile(path, role string, p *mooncake.Profile, bad report) {
 	if hasTLSKeys := p.CAFile+p.CertFile+p.ServerName != ""; hasTLSKeys && strings.HasPrefix(e.URL, "http:") {
 		bad(path+".url", "its profile %s has keys for TLS, but %q would be called in clear text; write https, or use a profile without ca_file, "+
@@ -238,15 +246,16 @@ func (e *Engine) checkDecodeKeys(path string, bad report) {
 	}
 }
 
-// maxCost bounds the cost of a rank. It is far above that of the slowest rank, so a larger cost is a mistake. Tokens times a cost must not
-// overflow.
+// maxCost bounds the cost of a rank. It is far above that of the slowest rank, so a larger cost is
+// a mistake. Tokens times a cost must not overflow.
 const maxCost = 1000
 
-// maxRanks bounds the number of ranks of one engine. It is far more than any deployment has, so a larger number is a mistake.
+// maxRanks bounds the number of ranks of one engine. It is far more than any deployment has, so a
+// larger number is a mistake.
 const maxRanks = 4096
 
-// checkPool checks that hand-offs wait in the pool for less time than every prefill engine keeps their KV.
-// A later hand-off would read blocks that the engine has given to another request.
+// checkPool checks that hand-offs wait in the pool for less time than every prefill engine keeps
+// their KV. A later hand-off would read blocks that the engine has given to another request.
 func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
 		bad("$.pool.size", "%d places are too few; write at least 1, because each prefill needs a place", c.Pool.Size)
@@ -263,8 +272,8 @@ func (c *Config) checkPool(bad report) {
 	}
 }
 
-// checkPoolTTL reports a pool.ttl that is longer than prefill engines with this profile keep KV. engine is the name of such an engine, for
-// the message.
+// checkPoolTTL reports a pool.ttl that is longer than prefill engines with this profile keep KV.
+// engine is the name of such an engine, for the message.
 func (c *Config) checkPoolTTL(engine, profile string, bad report) (reported bool) {
 	p, known := c.Profiles[profile]
 	if !known || p.Early() { // with early binding, waiting requests have no KV yet that could expire
@@ -280,7 +289,8 @@ func (c *Config) checkPoolTTL(engine, profile string, bad report) (reported bool
 	return true
 }
 
-// checkTimes checks the durations in health and limits. 0 is allowed only where it has a meaning, such as to switch something off.
+// checkTimes checks the durations in health and limits. 0 is allowed only where it has a meaning,
+// such as to switch something off.
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
@@ -337,7 +347,8 @@ func (c *Config) checkNumbers(bad report) {
 	}
 }
 
-// fillEngineDefaults sets the defaults of keys that an engine leaves out. Some come from its profile.
+// fillEngineDefaults sets the defaults of keys that an engine leaves out. Some come from its
+// profile.
 func (c *Config) fillEngineDefaults(role string, e *Engine) {
 	e.Profile = cmp.Or(e.Profile, DefaultProfileOf(role))
 	if role == "prefill" {

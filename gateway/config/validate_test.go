@@ -226,7 +226,8 @@ func TestWhatIsValidHereIsValidThere(t *testing.T) {
 	})
 }
 
-// An engine whose connector the other side lacks hands nothing over, and one whose connector says nothing is not judged.
+// An engine whose connector the other side lacks hands nothing over, and one whose connector says
+// nothing is not judged.
 func TestAConnectorOfOneSideIsDoubtful(t *testing.T) {
 	for name, row := range map[string]struct{ prefill, decode, doubtful string }{
 		"both have it":        {"{url: p, profile: nixl}", "{url: d, profile: nixl}", ""},

@@ -63,7 +63,8 @@ func TestWhatIsOverIsNotRewritten(t *testing.T) {
 	}
 }
 
-// What goes on when its cause is over says how it began, and an overload that comes then is another incident.
+// What goes on when its cause is over says how it began, and an overload that comes then is another
+// incident.
 func TestWhatFollowsTellsHowItBegan(t *testing.T) {
 	dead := down("h1:1", refused)
 	observe := func(all ...[]Finding) []Incident {
@@ -140,7 +141,8 @@ func hangs(where string) Finding {
 	return Finding{Kind: EngineHangs, Severity: Bad, WhereKind: "decode engine", Where: where, What: "Decode engine " + where + " hangs"}
 }
 
-// played observes what is found in each second, and returns the incidents in the end, the first one first.
+// played observes what is found in each second, and returns the incidents in the end, the first one
+// first.
 func played(b *Book, seconds int, found func(s int) []Finding) []Incident {
 	for s := range seconds {
 		b.Observe(noon.Add(time.Duration(s)*time.Second), found(s))
@@ -150,7 +152,8 @@ func played(b *Book, seconds int, found func(s int) []Finding) []Incident {
 	return list
 }
 
-// Two outages of a host with a time between in which all was well are two, and one engine that comes and goes is one.
+// Two outages of a host with a time between in which all was well are two, and one engine that
+// comes and goes is one.
 func TestOutagesWithAHealthyGap(t *testing.T) {
 	during := func(s, from, to int) bool { return s >= from && s < to }
 	for _, tt := range []struct {
@@ -248,7 +251,8 @@ func TestTwoFaultsAtOnce(t *testing.T) {
 	require.Len(t, b.Incidents(), 2)
 }
 
-// Whatever is found: what nothing feeds ends, equal sequences give equal books, and an incident has one state.
+// Whatever is found: what nothing feeds ends, equal sequences give equal books, and an incident has
+// one state.
 func TestBooksOfAnySequence(t *testing.T) {
 	kindsThere := slices.Sorted(maps.Keys(kinds))
 	rapid.Check(t, func(t *rapid.T) {
@@ -287,7 +291,8 @@ func TestBooksOfAnySequence(t *testing.T) {
 	})
 }
 
-// Gates open and close as one key's long prompts come and go: that is one incident, which names the key.
+// Gates open and close as one key's long prompts come and go: that is one incident, which names the
+// key.
 func TestAKeyThatFillsPrefillEnginesIsOneIncident(t *testing.T) {
 	var b Book
 	list := played(&b, 120, func(s int) (found []Finding) {
@@ -309,7 +314,8 @@ func TestAKeyThatFillsPrefillEnginesIsOneIncident(t *testing.T) {
 		list[0].Next)
 }
 
-// A name that leads to a dead host: health checks, requests and prompts fail in turns, and it stays one incident with one cause.
+// A name that leads to a dead host: health checks, requests and prompts fail in turns, and it stays
+// one incident with one cause.
 func TestAMovedNameIsOneIncident(t *testing.T) {
 	var b Book
 	list := played(&b, 60, func(s int) []Finding {

@@ -554,7 +554,8 @@ func TestReasonsLeaveTheAddressOut(t *testing.T) {
 	require.Equal(t, "engine d2:80: no answer", WithoutAddress("engine d2:80: no answer", "d1:80"))
 }
 
-// Whoever reads an incident learns that many requests wait from a word of its own, not from what people read.
+// Whoever reads an incident learns that many requests wait from a word of its own, not from what
+// people read.
 func TestAnIncidentSaysThatManyRequestsWait(t *testing.T) {
 	is := func(of ...Kind) bool {
 		b := &Book{}

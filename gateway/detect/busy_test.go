@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// busyFacts are those of a proxy with engines on ten hosts. lateShare is the share of the last seconds by which its timers were late.
+// busyFacts are those of a proxy with engines on ten hosts. lateShare is the share of the last
+// seconds by which its timers were late.
 func busyFacts(s int, lateShare float64, hung ...int) *Facts {
 	f := &Facts{At: noon.Add(time.Duration(s) * time.Second), Proxy: Proxy{Ready: true}, Prefill: Prefill{ScrapeEveryMs: 1000}}
 	f.Proxy.Own = Own{LateShare: lateShare, LatestMs: 5200 * lateShare, UsedCores: 0.3, Cores: 2}
@@ -24,7 +25,8 @@ func busyFacts(s int, lateShare float64, hung ...int) *Facts {
 	return f
 }
 
-// What became late at many hosts, while the proxy's own timers are late, is told to follow from that.
+// What became late at many hosts, while the proxy's own timers are late, is told to follow from
+// that.
 func TestABusyMachineIsToldFirst(t *testing.T) {
 	var b Book
 	for s := range 60 {
@@ -73,8 +75,8 @@ func TestManyEnginesHangAndTheMachineIsIdle(t *testing.T) {
 	require.Equal(t, EngineHangs, in[0].Kind)
 }
 
-// An engine that has hung for long when the machine becomes busy stays an incident of its own, and one that hung just before
-// does not. A moment in which the machine has time changes nothing.
+// An engine that has hung for long when the machine becomes busy stays an incident of its own, and
+// one that hung just before does not. A moment in which the machine has time changes nothing.
 func TestWhatHungBeforeTheMachineWasBusy(t *testing.T) {
 	var b Book
 	for s := range 150 {

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// answering plays a fleet for so many seconds: each rank ends so many whole answers in each of them, of which so many are empty.
+// answering plays a fleet for so many seconds: each rank ends so many whole answers in each of
+// them, of which so many are empty.
 func answering(w *Watch, f *Facts, start time.Time, seconds int, each func(rank int) (answers, empty uint64)) time.Time {
 	for range seconds {
 		start = start.Add(time.Second)
@@ -90,7 +91,8 @@ func TestSeveralRanksThatGiveEmptyAnswersAreOneFinding(t *testing.T) {
 		"and 0 % of those of the other ranks: h:4, h:5"}, emptyFound(d))
 }
 
-// Each of two models has an empty rank, and so few answers of its other ranks that both models are judged by all other ranks.
+// Each of two models has an empty rank, and so few answers of its other ranks that both models are
+// judged by all other ranks.
 func TestEmptyRanksOfAnotherModelAreNoMeasure(t *testing.T) {
 	p, d := Watch{}, six()
 	other := six().Models[0]

@@ -60,8 +60,8 @@ func TestThePagerNamesWhatIsThere(t *testing.T) {
 	})
 }
 
-// An engine that is killed and started again and again, with what is found in between: one incident, which counts, and
-// which the metric has from the third time on without a gap.
+// An engine that is killed and started again and again, with what is found in between: one
+// incident, which counts, and which the metric has from the third time on without a gap.
 func TestWhatComesAndGoesIsOneIncident(t *testing.T) {
 	between := map[string]func(down int) []Finding{
 		"nothing": func(int) []Finding { return nil },

@@ -48,7 +48,8 @@ func TestRatesAreOfTheLastTenSeconds(t *testing.T) {
 	require.Equal(t, Rates{RequestsPerS: 20, FailuresPerS: 1, TokensPerS: 500}, r.Last().Rates)
 }
 
-// A failure that is over is not told for as long as the rate knows of it: what clients see now counts.
+// A failure that is over is not told for as long as the rate knows of it: what clients see now
+// counts.
 func TestAFailureIsOverOnceEnoughRequestsWentWell(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
@@ -84,7 +85,8 @@ func TestAFailureIsOverOnceEnoughRequestsWentWell(t *testing.T) {
 	}
 }
 
-// Whatever comes, and however the clock jumps: samples are in order, there are few of them, and none is older than it may be.
+// Whatever comes, and however the clock jumps: samples are in order, there are few of them, and
+// none is older than it may be.
 func TestTheRingIsBounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var r Ring

@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A drain has no alert, because somebody wants it. So all three kinds of it share an entry, and rules.yaml leaves them out.
+// A drain has no alert, because somebody wants it. So all three kinds of it share an entry, and
+// rules.yaml leaves them out.
 var drainKinds = []Kind{Drains, EngineDrains, RanksDrain}
 
 // entries are those of the runbook, by their titles.

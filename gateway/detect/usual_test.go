@@ -105,8 +105,8 @@ func TestASlowRankIsFound(t *testing.T) {
 	require.Empty(t, kinds)
 }
 
-// What the config says of a barrier does not matter: the rank's own pace does. One that is slow only while it has long prompts is slow at
-// times.
+// What the config says of a barrier does not matter: the rank's own pace does. One that is slow
+// only while it has long prompts is slow at times.
 func TestARankThatIsSlowAtTimesIsFound(t *testing.T) {
 	for _, barrier := range []bool{false, true} {
 		f := ranksOf(t, 6, barrier)

@@ -10,7 +10,8 @@ import (
 	"evenkeel/internal/race"
 )
 
-// fleet is facts of two groups of ranks with slots, a pool and prefill engines, in which nothing is wrong.
+// fleet is facts of two groups of ranks with slots, a pool and prefill engines, in which nothing is
+// wrong.
 func fleet() Facts {
 	f := Facts{Proxy: Proxy{Ready: true, Places: 1000, Policy: "evenkeel"}, Prefill: Prefill{QueueMax: 1000, ScrapeEveryMs: 500}}
 	m := Model{Name: "m", Pool: Pool{TTLS: 60}}
@@ -52,7 +53,8 @@ func play(w *Watch, from, to int, change func(s int, f *Facts, sample *Sample)) 
 	return incidents
 }
 
-// A healthy hour with a bursty load: slots and places fill up for some seconds, gates close for a moment, and nothing is said.
+// A healthy hour with a bursty load: slots and places fill up for some seconds, gates close for a
+// moment, and nothing is said.
 func TestABurstyHourIsQuiet(t *testing.T) {
 	race.Alone(t)
 	rng := rand.New(rand.NewPCG(7, 7))

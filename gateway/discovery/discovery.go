@@ -1,4 +1,5 @@
-// Package discovery adds the engines that files, DNS and Kubernetes list to the fleet, after each engine has passed a trial.
+// Package discovery adds the engines that files, DNS and Kubernetes list to the fleet, after each
+// engine has passed a trial.
 package discovery
 
 import (
@@ -35,14 +36,16 @@ type Deps struct {
 	Log        *zap.Logger
 }
 
-// Discovery finds engines for the fleet. It reports an engine only when its source says something new, so that
-// an operator's later change of the engine stays in force. It leaves the engines that the config lists alone.
+// Discovery finds engines for the fleet. It reports an engine only when its source says something
+// new, so that an operator's later change of the engine stays in force. It leaves the engines that
+// the config lists alone.
 type Discovery struct {
 	*discover.Discoverer
 	sources []discover.Source
 }
 
-// New returns a discovery that reports the engines of the sources to the fleet. The result is nil if there are no sources.
+// New returns a discovery that reports the engines of the sources to the fleet. The result is nil
+// if there are no sources.
 func New(d *Deps, sources ...discover.Source) *Discovery {
 	if len(sources) == 0 {
 		return nil
@@ -86,8 +89,8 @@ func (d *Deps) Sources() (sources []discover.Source, err error) {
 	return sources, nil
 }
 
-// Refresh makes discovery read the files that list engines again if they have changed. It must also be called after a reload, because the
-// config may list other engines and other profiles now.
+// Refresh makes discovery read the files that list engines again if they have changed. It must also
+// be called after a reload, because the config may list other engines and other profiles now.
 func (d *Discovery) Refresh() {
 	d.Recheck()
 	for _, s := range d.sources {
@@ -105,8 +108,8 @@ func (d *Discovery) State() *discover.Status {
 	return new(d.Status())
 }
 
-// Failure says which sources of discovery fail and the first line of why, as an addition to a message about missing engines; empty: every
-// source works, or nothing is discovered (d is nil).
+// Failure says which sources of discovery fail and the first line of why, as an addition to a
+// message about missing engines; empty: every source works, or nothing is discovered (d is nil).
 func (d *Discovery) Failure() (text string) {
 	if d == nil {
 		return ""
@@ -122,7 +125,8 @@ func (d *Discovery) Failure() (text string) {
 	return text
 }
 
-// Facts fills in the state of each source, with those of its engines that failed the trial or were refused, and why.
+// Facts fills in the state of each source, with those of its engines that failed the trial or were
+// refused, and why.
 func (d *Discovery) Facts(f *detect.Facts) {
 	status := d.Status()
 	for _, source := range status.Sources {
@@ -136,10 +140,11 @@ func (d *Discovery) Facts(f *detect.Facts) {
 	}
 }
 
-// tryEngine is the trial before an engine's first request; nil: the engine may serve. An engine that only prefills or only decodes is tried
-// together with partners, which are engines of the other role that already serve. The trial needs a free slot on the decode rank that is
-// tried. If the engine was here before, its old requests may still have all slots: then tryEngine waits. It uses no decode partner whose
-// rank is full. Warnings of the trial are only logged.
+// tryEngine is the trial before an engine's first request; nil: the engine may serve. An engine
+// that only prefills or only decodes is tried together with partners, which are engines of the
+// other role that already serve. The trial needs a free slot on the decode rank that is tried. If
+// the engine was here before, its old requests may still have all slots: then tryEngine waits. It
+// uses no decode partner whose rank is full. Warnings of the trial are only logged.
 func (deps *Deps) tryEngine(ctx context.Context, e discover.Engine) error {
 	set := deps.Settings()
 	conf, err := set.CompleteFound(e.Role, engineOf(e))
@@ -171,11 +176,12 @@ func (deps *Deps) tryEngine(ctx context.Context, e discover.Engine) error {
 	return err
 }
 
-// slotTimeout is how long a trial waits for a slot. After that the trial fails, and is repeated later.
+// slotTimeout is how long a trial waits for a slot. After that the trial fails, and is repeated
+// later.
 const slotTimeout = 10 * time.Second
 
-// awaitSlot waits until the tried rank of an engine has a free slot, and fails after slotTimeout. The dispatcher still counts the slots of
-// requests from before the engine left.
+// awaitSlot waits until the tried rank of an engine has a free slot, and fails after slotTimeout.
+// The dispatcher still counts the slots of requests from before the engine left.
 func (d *Deps) awaitSlot(ctx context.Context, e config.Engine) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
@@ -214,7 +220,8 @@ func triedRank(e config.Engine) string {
 	return id
 }
 
-// fileSource is a file that lists engines. Refresh calls requestRead when the file may have changed.
+// fileSource is a file that lists engines. Refresh calls requestRead when the file may have
+// changed.
 type fileSource struct {
 	settings func() *fleet.Settings
 	path     string
@@ -233,7 +240,8 @@ func (s *fileSource) requestRead() {
 	}
 }
 
-// Run reads the file whenever it may have changed, until ctx ends, and reports its engines, or why it cannot be read.
+// Run reads the file whenever it may have changed, until ctx ends, and reports its engines, or why
+// it cannot be read.
 func (s *fileSource) Run(ctx context.Context, report func([]discover.Engine, error)) {
 	for {
 		if list, changed, err := s.readIfChanged(); changed {
@@ -247,8 +255,9 @@ func (s *fileSource) Run(ctx context.Context, report func([]discover.Engine, err
 	}
 }
 
-// readIfChanged reads the file. changed is false if the last reading had no error and found the same text. With an error, changed is
-// true, and the next reading parses the text again even if it is the same, because an error may be due to the profiles of the config.
+// readIfChanged reads the file. changed is false if the last reading had no error and found the
+// same text. With an error, changed is true, and the next reading parses the text again even if it
+// is the same, because an error may be due to the profiles of the config.
 func (s *fileSource) readIfChanged() (list []discover.Engine, changed bool, err error) {
 	text, err := smallfile.Read(s.path, config.MaxFile)
 	sum := sha256.Sum256(text)

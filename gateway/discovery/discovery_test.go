@@ -67,7 +67,8 @@ func TestDiscoveryTurnsAndRemovesItsOwnEngines(t *testing.T) {
 	require.Error(t, deps.tryEngine(t.Context(), pod), "its profile is unknown")
 }
 
-// A trial waits for a slot of the rank on which the engine is tried. An engine that answers nothing has failed it.
+// A trial waits for a slot of the rank on which the engine is tried. An engine that answers nothing
+// has failed it.
 func TestATrialWaitsForASlot(t *testing.T) {
 	d := hosted(t, func(*config.Config) {})
 	d.Dispatch = func(context.Context) board.Status {
@@ -121,7 +122,8 @@ func TestAFileThatListsEngines(t *testing.T) {
 	require.Nil(t, New(deps))
 }
 
-// The nodes of a hybrid deployment count their ranks from another number than 0, in a file as in the config.
+// The nodes of a hybrid deployment count their ranks from another number than 0, in a file as in
+// the config.
 func TestWhatAFileSaysOfAnEngine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "engines.yaml")
 	d := hosted(t, func(cfg *config.Config) {

@@ -29,8 +29,8 @@ const (
 	maxModelsNamed    = 3               // models of an engine that the file names
 )
 
-// Entry is an engine of the file, with its known settings. Notes has sentences about what it reported and
-// what it did not report.
+// Entry is an engine of the file, with its known settings. Notes has sentences about what it
+// reported and what it did not report.
 type Entry struct {
 	config.Engine
 
@@ -69,8 +69,8 @@ func Ask(ctx context.Context, entries []Entry, keyEnv string) {
 	decideRoles(entries)
 }
 
-// ask fills in what one engine answers. If the engine cannot be reached, ask sets Dead. A test request is sent only if nothing else shows
-// the engine's role.
+// ask fills in what one engine answers. If the engine cannot be reached, ask sets Dead. A test
+// request is sent only if nothing else shows the engine's role.
 func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	target, err := config.Target(e.Engine, &mooncake.Profile{APIKeyEnv: keyEnv})
 	if err != nil {
@@ -112,20 +112,20 @@ func getter(ctx context.Context, client *engine.Client, target *engine.Target) f
 	}
 }
 
-// StepBudget asks an engine that prefills and decodes how many tokens a rank computes in a step at most; 0: it does not say so, or it
-// does not do both.
+// StepBudget asks an engine that prefills and decodes how many tokens a rank computes in a step at
+// most; 0: it does not say so, or it does not do both.
 func StepBudget(ctx context.Context, client *engine.Client, target *engine.Target) int {
 	var e Entry
 	e.readServerInfo(getter(ctx, client, target), "")
 	return e.Budget
 }
 
-// serverInfoPaths lists the paths that report an engine's settings. With the query of the first one, vLLM answers in JSON. The second one
-// is for SGLang before 0.5.3.
+// serverInfoPaths lists the paths that report an engine's settings. With the query of the first
+// one, vLLM answers in JSON. The second one is for SGLang before 0.5.3.
 var serverInfoPaths = []string{"/server_info?config_format=json", "/get_server_info"}
 
-// readServerInfo fills in the settings that /server_info reports. SGLang always has this path, vLLM only with VLLM_SERVER_DEV_MODE=1.
-// version is the answer to /version, which is used for vLLM.
+// readServerInfo fills in the settings that /server_info reports. SGLang always has this path, vLLM
+// only with VLLM_SERVER_DEV_MODE=1. version is the answer to /version, which is used for vLLM.
 func (e *Entry) readServerInfo(get func(path string) (int, []byte, error), version string) {
 	var body []byte
 	for _, path := range serverInfoPaths {
@@ -142,7 +142,8 @@ func (e *Entry) readServerInfo(get func(path string) (int, []byte, error), versi
 	e.fillFromVLLM(body)
 }
 
-// fillFromSGLang fills in the settings that SGLang reports. It returns false and changes nothing if the engine is not SGLang.
+// fillFromSGLang fills in the settings that SGLang reports. It returns false and changes nothing if
+// the engine is not SGLang.
 func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 	var reported struct {
 		Version   string        `json:"version"`
@@ -151,7 +152,8 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 		Slots     engine.Number `json:"max_running_requests"`
 		Ranks     engine.Number `json:"dp_size"`
 		Attention *bool         `json:"enable_dp_attention"`
-		// Tokens per step of a rank: with DP attention, the server has divided the value of the flag already.
+		// Tokens per step of a rank: with DP attention, the server has divided the value of the flag
+		// already.
 		Budget       engine.Number `json:"chunked_prefill_size"`
 		engine.Holds               // the settings by which an engine delays prompts
 	}
@@ -180,9 +182,10 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 	return true
 }
 
-// fillPromptSettings fills in what only concerns an engine that prefills and decodes: the tokens per step of a rank (budget), and a
-// note for each flag by which the engine delays prompts. evenkeel delays prompts for such engines itself, so the notes say how to start the
-// engine without this delay.
+// fillPromptSettings fills in what only concerns an engine that prefills and decodes: the tokens
+// per step of a rank (budget), and a note for each flag by which the engine delays prompts.
+// evenkeel delays prompts for such engines itself, so the notes say how to start the engine without
+// this delay.
 func (e *Entry) fillPromptSettings(budget engine.Number, holds *engine.Holds) {
 	if budget != "-1" { // -1: prompts are not cut into chunks
 		e.Budget = e.wholeNumber(budget, "chunked_prefill_size", engine.MostStep)
@@ -200,10 +203,12 @@ func (e *Entry) fillPromptSettings(budget engine.Number, holds *engine.Holds) {
 	}
 }
 
-// sglangRoles maps SGLang's disaggregation_mode to the role of the engine. Another mode gives no role.
+// sglangRoles maps SGLang's disaggregation_mode to the role of the engine. Another mode gives no
+// role.
 var sglangRoles = map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}
 
-// fillFromVLLM fills in the settings that vLLM reports. body is the answer to /server_info; empty: there was none.
+// fillFromVLLM fills in the settings that vLLM reports. body is the answer to /server_info; empty:
+// there was none.
 func (e *Entry) fillFromVLLM(body []byte) {
 	var reported struct {
 		Config struct {
@@ -240,8 +245,8 @@ func (e *Entry) fillFromVLLM(body []byte) {
 	}
 }
 
-// setVLLMRole sets the role that follows from vLLM's kv_role. If kvRole is empty, vLLM did not report it, and the role stays as it is.
-// kv_both does not say what the engine is used for.
+// setVLLMRole sets the role that follows from vLLM's kv_role. If kvRole is empty, vLLM did not
+// report it, and the role stays as it is. kv_both does not say what the engine is used for.
 func (e *Entry) setVLLMRole(kvRole string) {
 	because := "its kv_role is " + kvRole
 	switch kvRole {
@@ -255,7 +260,8 @@ func (e *Entry) setVLLMRole(kvRole string) {
 	}
 }
 
-// wholeNumber returns a number that the engine reports; 0: it is not known, or it is out of range, and a note says so.
+// wholeNumber returns a number that the engine reports; 0: it is not known, or it is out of range,
+// and a note says so.
 func (e *Entry) wholeNumber(n engine.Number, name string, most int) int {
 	v, err := n.Whole(name, int64(most))
 	if err != nil {
@@ -270,7 +276,8 @@ func sentence(err error) string {
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 
-// vllmSetting finds the value of a key in vLLM's settings, which are JSON or older text; empty: it is not there.
+// vllmSetting finds the value of a key in vLLM's settings, which are JSON or older text; empty: it
+// is not there.
 func vllmSetting(body []byte, key string) string {
 	m := regexp.MustCompile(key + `["']?\s*[:=]\s*["']?(\w+)`).FindSubmatch(body)
 	if m == nil {
@@ -285,8 +292,9 @@ var connectors = map[string]string{
 	"MooncakeConnectorV1": mooncake.AscendMooncakeV1, "MooncakeHybridConnector": mooncake.AscendMooncakeV1, "MooncakeLayerwiseConnector": mooncake.AscendLayerwise,
 }
 
-// setRole sets the role that an engine reports. If the user gave another role, that one stays and a note says so. because is the reason for
-// the role, as a part of the note; an empty role changes nothing.
+// setRole sets the role that an engine reports. If the user gave another role, that one stays and a
+// note says so. because is the reason for the role, as a part of the note; an empty role changes
+// nothing.
 func (e *Entry) setRole(role, because string) {
 	switch {
 	case role == "": // the engine reports none
@@ -306,8 +314,8 @@ func aOrAn(role string) string {
 	return "a " + role
 }
 
-// readModels writes into Notes which models the engine serves, or why it does not say so, and sets e.model to the first one.
-// It returns the models.
+// readModels writes into Notes which models the engine serves, or why it does not say so, and sets
+// e.model to the first one. It returns the models.
 func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *engine.Target) []engine.Model {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -342,7 +350,8 @@ func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *e
 	return models
 }
 
-// readMetrics writes into Notes what the engine's metrics show: the size of its KV cache, and its ranks unless their number is known.
+// readMetrics writes into Notes what the engine's metrics show: the size of its KV cache, and its
+// ranks unless their number is known.
 func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *engine.Target, models []engine.Model) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -374,7 +383,8 @@ func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *
 	}
 }
 
-// causeText is the cause of a failed call without the address, because the note stands beside the engine's URL.
+// causeText is the cause of a failed call without the address, because the note stands beside the
+// engine's URL.
 func causeText(err error) string {
 	var call *engine.Error
 	if errors.As(err, &call) && call.Err != nil { // call.Err is the cause, and call adds the address
@@ -386,7 +396,8 @@ func causeText(err error) string {
 	return clean(err.Error())
 }
 
-// clean makes text from an engine safe for a comment of one line: printable characters only, and a limited length.
+// clean makes text from an engine safe for a comment of one line: printable characters only, and a
+// limited length.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

@@ -185,7 +185,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// An engine that hands nothing over may be one half of a pair, if there is an engine of the other half.
+// An engine that hands nothing over may be one half of a pair, if there is an engine of the other
+// half.
 func TestAnEngineBesidePrefillEnginesIsNotCalledAggregated(t *testing.T) {
 	silent := stub(t, map[string]string{"/health": "", "/v1/models": models, "/v1/completions": `{"choices":[{"text":"b"}]}`})
 	entries := []Entry{{Engine: config.Engine{URL: silent}}, {Engine: config.Engine{URL: "http://127.0.0.1:1"}, Role: "prefill"}}
@@ -304,7 +305,8 @@ func TestWhatIsTrueOfAllRanksIsSaidOnce(t *testing.T) {
 	require.Equal(t, "main", cfg.Engines.Decode[143].Group)
 }
 
-// Decode engines of vllm-ascend give chats back in their middle: the file says how they go on, by what the version knows.
+// Decode engines of vllm-ascend give chats back in their middle: the file says how they go on, by
+// what the version knows.
 func TestChatsOfAscendGoOn(t *testing.T) {
 	for _, tc := range []struct{ connector, version, want string }{
 		{mooncake.AscendMooncakeV1, "", mooncake.ChatResumeAscend},

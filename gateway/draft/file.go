@@ -16,8 +16,8 @@ import (
 // defaultSlots is the default of serve for the number of requests that a decode rank runs at once.
 const defaultSlots = 32
 
-// File returns the text of a config file with these engines, and with the settings in which cfg differs from
-// the defaults. It parses the text first, so that `evenkeel check` accepts the file.
+// File returns the text of a config file with these engines, and with the settings in which cfg
+// differs from the defaults. It parses the text first, so that `evenkeel check` accepts the file.
 func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 	w := &writer{}
 	w.comment("", "evenkeel's config, written by `evenkeel init`.",
@@ -51,8 +51,8 @@ type writer struct {
 	sglang  bool            // the engines of this profile are SGLang
 }
 
-// firstTime returns a sentence that was not written yet, and else an empty text, so that only the first of several equal keys has a
-// comment.
+// firstTime returns a sentence that was not written yet, and else an empty text, so that only the
+// first of several equal keys has a comment.
 func (w *writer) firstTime(sentence string) string {
 	if w.written[sentence] {
 		return ""
@@ -82,8 +82,9 @@ func (w *writer) comment(indent string, sentences ...string) {
 	}
 }
 
-// profiles writes the profiles: one for engines that prefill or decode, and one for aggregated engines, if there are such engines. Behind
-// them, it writes the listener for callbacks, if the connector needs one.
+// profiles writes the profiles: one for engines that prefill or decode, and one for aggregated
+// engines, if there are such engines. Behind them, it writes the listener for callbacks, if the
+// connector needs one.
 func (w *writer) profiles(cfg *config.Config, entries []Entry) {
 	aggregated := ofRole(entries, "aggregated")
 	p := cfg.Profiles[config.DefaultProfile]
@@ -101,7 +102,8 @@ func (w *writer) profiles(cfg *config.Config, entries []Entry) {
 	}
 }
 
-// aggregatedProfile writes the profile of engines that prefill and decode. They hand nothing over, but SGLang has a connector of its own.
+// aggregatedProfile writes the profile of engines that prefill and decode. They hand nothing over,
+// but SGLang has a connector of its own.
 func (w *writer) aggregatedProfile(cfg *config.Config, p *mooncake.Profile, aggregated []Entry) {
 	connector := cmp.Or(cfg.Profiles[config.DefaultAggregated].Connector, mooncake.None)
 	sentence := "These engines hand nothing over."
@@ -121,8 +123,8 @@ func (w *writer) apiKey(p *mooncake.Profile) {
 	}
 }
 
-// pairProfile writes the profile of engines that either prefill or decode, and returns their connector: the one that the user gave, else
-// the one that the engines report, else the default.
+// pairProfile writes the profile of engines that either prefill or decode, and returns their
+// connector: the one that the user gave, else the one that the engines report, else the default.
 func (w *writer) pairProfile(p *mooncake.Profile, entries []Entry) (connector string) {
 	var reported []string
 	for _, e := range entries {
@@ -166,8 +168,9 @@ func (w *writer) pairProfile(p *mooncake.Profile, entries []Entry) (connector st
 	return connector
 }
 
-// chatResume writes the key that says how a chat continues after a vllm-ascend decode engine has preempted it. The value depends on the
-// versions of the engines that are not aggregated, because aggregated engines have another profile.
+// chatResume writes the key that says how a chat continues after a vllm-ascend decode engine has
+// preempted it. The value depends on the versions of the engines that are not aggregated, because
+// aggregated engines have another profile.
 func (w *writer) chatResume(connector string, entries []Entry) {
 	if p := (&mooncake.Profile{Connector: connector}); !p.Ascend() {
 		return
@@ -210,7 +213,8 @@ func (w *writer) callbackListener(cfg *config.Config, connector string) {
 	w.key("  listen", quote(listen), sentence)
 }
 
-// engines writes the engines of each role. Those whose role is not known are written as comments, for the user to move.
+// engines writes the engines of each role. Those whose role is not known are written as comments,
+// for the user to move.
 func (w *writer) engines(entries []Entry) {
 	w.line("\nengines:")
 	onlyAggregated := len(ofRole(entries, "aggregated")) > 0 && len(ofRole(entries, "prefill"))+len(ofRole(entries, "decode")) == 0
@@ -259,8 +263,8 @@ func ofRole(entries []Entry, role string) (list []Entry) {
 	return list
 }
 
-// engineKeys writes one engine with its keys. role is the list in which the engine stands; empty: the role is not known. Only the lists
-// decode and aggregated have keys for slots.
+// engineKeys writes one engine with its keys. role is the list in which the engine stands; empty:
+// the role is not known. Only the lists decode and aggregated have keys for slots.
 func (w *writer) engineKeys(indent, role string, e Entry) {
 	w.line("%s- url: %s", indent, e.URL)
 	if w.profile != "" && w.profile != config.DefaultProfile && role != "aggregated" {
@@ -290,10 +294,12 @@ func (w *writer) engineKeys(indent, role string, e Entry) {
 	}
 }
 
-// slotsSentence says where the number of slots comes from, and with which flag of the engine it must agree.
+// slotsSentence says where the number of slots comes from, and with which flag of the engine it
+// must agree.
 func (w *writer) slotsSentence(role string, e *Entry) string {
 	flag := "its --max-num-seqs"
-	// A decode engine that did not report its connector has that of the profile, which w.sglang is about.
+	// A decode engine that did not report its connector has that of the profile, which w.sglang is
+	// about.
 	isSGLang := e.Connector == mooncake.SGLang || w.sglang && role == "decode"
 	if isSGLang {
 		flag = "its --max-running-requests, divided by the number of ranks with DP attention"
@@ -308,8 +314,8 @@ func (w *writer) slotsSentence(role string, e *Entry) string {
 	return "You said that a rank runs so many requests at once (--slots). Compare " + flag + "."
 }
 
-// otherSettings writes the other settings that flags may change, and examples of keys that most proxies need later. tokenize adds the
-// example of counting tokens with an engine.
+// otherSettings writes the other settings that flags may change, and examples of keys that most
+// proxies need later. tokenize adds the example of counting tokens with an engine.
 func (w *writer) otherSettings(cfg *config.Config, tokenize bool) {
 	defaults := config.Default()
 	if cfg.Dispatch.Policy != defaults.Dispatch.Policy {

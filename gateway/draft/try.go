@@ -21,8 +21,9 @@ const (
 	hasHandOff                    // the answer has a hand-off, so the engine can prefill for others
 )
 
-// tryHandOff sends a request for one token and a hand-off, as the proxy does for a prefill, and sets handOff by the answer. If the answer
-// has a hand-off, this also shows the connector. Only tryHandOff shows the role of a vLLM engine that does not run in developer mode.
+// tryHandOff sends a request for one token and a hand-off, as the proxy does for a prefill, and
+// sets handOff by the answer. If the answer has a hand-off, this also shows the connector. Only
+// tryHandOff shows the role of a vLLM engine that does not run in developer mode.
 func (e *Entry) tryHandOff(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -51,9 +52,10 @@ func (e *Entry) tryHandOff(ctx context.Context, client *engine.Client, target *e
 	}
 }
 
-// handOffRequest returns the body of a completion request for one token and a hand-off, in the pieces in which it is sent. The connector of
-// the engine is not known, so the request is the one that a profile without a connector makes: kv_transfer_params asks for a hand-off in
-// the way of vLLM.
+// handOffRequest returns the body of a completion request for one token and a hand-off, in the
+// pieces in which it is sent. The connector of the engine is not known, so the request is the one
+// that a profile without a connector makes: kv_transfer_params asks for a hand-off in the way of
+// vLLM.
 func handOffRequest(model string) ([][]byte, error) {
 	// text and numbers can always be marshalled
 	asked, _ := json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1, "stream": false})
@@ -64,7 +66,8 @@ func handOffRequest(model string) ([][]byte, error) {
 	return (&mooncake.Profile{}).ProbeBody(&body, mooncake.Completions, nil, nil, nil), nil
 }
 
-// decideRoles decides the role of engines that reported none. An engine without a hand-off is aggregated, unless another engine prefills or
+// decideRoles decides the role of engines that reported none. An engine without a hand-off is
+// aggregated, unless another engine prefills or
 // decodes: then its connector may be one that puts no hand-off into answers.
 func decideRoles(entries []Entry) {
 	anyPair := slices.ContainsFunc(entries, func(e Entry) bool {

@@ -136,8 +136,8 @@ func TestALargeArrivalAllocatesNothing(t *testing.T) {
 	}), 1.0)
 }
 
-// half is a source that has given a part of an event if torn is set, or if its rest is pending. It says whether its client would get a
-// comment while it waits.
+// half is a source that has given a part of an event if torn is set, or if its rest is pending. It
+// says whether its client would get a comment while it waits.
 type half struct {
 	torn, comments bool
 	pending        int

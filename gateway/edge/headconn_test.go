@@ -56,7 +56,8 @@ func FuzzHeadEnd(f *testing.F) {
 	})
 }
 
-// A request that has come with its body costs one read beside the wait for it, and the body keeps no memory of the head.
+// A request that has come with its body costs one read beside the wait for it, and the body keeps
+// no memory of the head.
 func TestARequestIsReadAtOnce(t *testing.T) {
 	in := post + "Content-Length: 2\r\n\r\nab"
 	c := &Conn{Conn: &pieces{in: []byte(in), size: firstReadSize}}

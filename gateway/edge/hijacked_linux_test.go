@@ -69,7 +69,8 @@ func TestABlockedClientIsChargedForItsTime(t *testing.T) {
 	}
 }
 
-// A client that reads slowly is not cut as long as it takes 64 KiB in WriteTimeout, even if a large event has to wait for longer.
+// A client that reads slowly is not cut as long as it takes 64 KiB in WriteTimeout, even if a large
+// event has to wait for longer.
 func TestASlowClientHasTimeForEachPieceOfALargeEvent(t *testing.T) {
 	reads := make(chan struct{})
 	o := outlet(t, reads, 8<<20) // the rest of the event waits, however quickly the client reads these
@@ -92,8 +93,8 @@ func TestASlowClientHasTimeForEachPieceOfALargeEvent(t *testing.T) {
 	require.Equal(t, 10*time.Second, time.Duration(o.client.writeWaitNanos.Load()))
 }
 
-// A drain that ends cuts connections whose handlers run. An answer that is released then must be ended, too, because its request may hold a
-// slot.
+// A drain that ends cuts connections whose handlers run. An answer that is released then must be
+// ended, too, because its request may hold a slot.
 func TestAnAnswerOnAConnectionThatWasCutIsEnded(t *testing.T) {
 	var s *testServer
 	ended := make(chan error, 1)

@@ -30,7 +30,8 @@ func TestTheHeadOfAnAnswerGoesOutOnce(t *testing.T) {
 
 const comment = ": alive\n\n"
 
-// waits is a handler whose client gets comments until it says that it has one, and then what answer does.
+// waits is a handler whose client gets comments until it says that it has one, and then what answer
+// does.
 func waits(heard <-chan struct{}, answer func(ctx *fasthttp.RequestCtx)) fasthttp.RequestHandler {
 	return func(ctx *fasthttp.RequestCtx) {
 		ctx.Response.Header.Set("X-Request-Id", "mine")
@@ -40,7 +41,8 @@ func waits(heard <-chan struct{}, answer func(ctx *fasthttp.RequestCtx)) fasthtt
 	}
 }
 
-// Whatever comes behind a comment is a part of the same answer, over TLS and to clients of HTTP/1.0, too.
+// Whatever comes behind a comment is a part of the same answer, over TLS and to clients of
+// HTTP/1.0, too.
 func TestWhatComesBehindComments(t *testing.T) {
 	for _, row := range []struct {
 		name, request string

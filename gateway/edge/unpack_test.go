@@ -21,8 +21,8 @@ func gzipOf(t testing.TB, plain []byte) []byte {
 	return b.Bytes()
 }
 
-// zstdOf writes a frame whose head does not say how long its content is if streamed is set, as a client does that sends while it
-// compresses.
+// zstdOf writes a frame whose head does not say how long its content is if streamed is set, as a
+// client does that sends while it compresses.
 func zstdOf(t testing.TB, plain []byte, streamed bool, options ...zstd.EOption) []byte {
 	var b bytes.Buffer
 	w, err := zstd.NewWriter(&b, append([]zstd.EOption{zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(128 << 10)}, options...)...)

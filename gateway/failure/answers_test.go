@@ -258,7 +258,8 @@ func TestAContentTypeIsToldInOurWords(t *testing.T) {
 	}
 }
 
-// What an engine refuses in an answer with status 200 is the client's; what it says of itself is not.
+// What an engine refuses in an answer with status 200 is the client's; what it says of itself is
+// not.
 func TestWhatAnEngineSaysWithStatus200(t *testing.T) {
 	for answer, status := range map[string]int{
 		`{"error":{"message":"temperature must be non-negative","type":"BadRequestError","code":400}}`: 400,

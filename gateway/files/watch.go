@@ -1,5 +1,5 @@
-// Package files reports that files may have changed, however they are replaced: written in place, renamed over, or behind symlinks that
-// change, as in a Kubernetes ConfigMap.
+// Package files reports that files may have changed, however they are replaced: written in place,
+// renamed over, or behind symlinks that change, as in a Kubernetes ConfigMap.
 package files
 
 import (
@@ -16,13 +16,15 @@ import (
 const (
 	settleTime = 50 * time.Millisecond // after this time without an event, the writer has probably finished
 	maxDelay   = time.Second           // changed is called at the latest this long after the first event
-	// poll finds changes without events: on network file systems, or if a directory itself was replaced.
+	// poll finds changes without events: on network file systems, or if a directory itself was
+	// replaced.
 	poll = 10 * time.Second
 )
 
-// Watch calls changed when the files may have changed, until ctx ends: at the start, after events, and at intervals (poll). If the system
-// has no events for files, only the intervals are left. The caller checks which files have changed. list returns the files, and is called
-// again after each change.
+// Watch calls changed when the files may have changed, until ctx ends: at the start, after events,
+// and at intervals (poll). If the system has no events for files, only the intervals are left. The
+// caller checks which files have changed. list returns the files, and is called again after each
+// change.
 func Watch(ctx context.Context, list func() []string, changed func(), log *zap.Logger) {
 	w := &watcher{dirs: map[string]bool{}, log: log}
 	var events chan fsnotify.Event // nil: the system has no events, and select never receives one
@@ -70,7 +72,8 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 	}
 }
 
-// watcher watches directories, not files: when a new file is renamed over an old one, a watch on the file would stay with the old one.
+// watcher watches directories, not files: when a new file is renamed over an old one, a watch on
+// the file would stay with the old one.
 type watcher struct {
 	notify *fsnotify.Watcher // nil: the system has no events
 	log    *zap.Logger
@@ -78,7 +81,8 @@ type watcher struct {
 	dirs   map[string]bool // directories that are watched, or missing
 }
 
-// watchFiles watches the directories of the files, and of every symlink on the way to the files. It stops watching all other directories.
+// watchFiles watches the directories of the files, and of every symlink on the way to the files. It
+// stops watching all other directories.
 func (w *watcher) watchFiles(list []string) {
 	w.names = map[string]bool{}
 	for _, file := range list {
@@ -113,8 +117,8 @@ func (w *watcher) watchFiles(list []string) {
 // maxLinks bounds the symlinks on one path, as Linux does.
 const maxLinks = 40
 
-// resolutionPaths returns the paths that decide which file a path names: every symlink on the way, and the file itself. It returns nil if
-// the path is relative to a working directory that is gone.
+// resolutionPaths returns the paths that decide which file a path names: every symlink on the way,
+// and the file itself. It returns nil if the path is relative to a working directory that is gone.
 func resolutionPaths(path string) (names []string) {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -32,7 +32,8 @@ func (free) Acquire(context.Context, int64) (lease.Record, error) {
 func (free) Renew(context.Context, int64) error   { return nil }
 func (free) Release(context.Context, int64) error { return nil }
 
-// regional is a fleet with a decode engine in its own region, us, and one in the region eu, and the owners of these regions.
+// regional is a fleet with a decode engine in its own region, us, and one in the region eu, and the
+// owners of these regions.
 func regional(t *testing.T) (*Fleet, *owner.Set) {
 	t.Helper()
 	cfg := config.Default()
@@ -91,7 +92,8 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 	}
 }
 
-// A rank that is moved to another board stays on the first one until its requests there have ended. Both count for its scope.
+// A rank that is moved to another board stays on the first one until its requests there have ended.
+// Both count for its scope.
 func TestTheLoadOfARankIsThatOnAllItsBoards(t *testing.T) {
 	f, _ := regional(t)
 	enter, err := f.Load()

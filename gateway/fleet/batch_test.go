@@ -17,8 +17,8 @@ import (
 	"evenkeel/gateway/receipt"
 )
 
-// Batch is held back while other requests wait or run that need its slot, and runs when they have ended. By key or by
-// header, it is seen in the status, on the page and in the metrics.
+// Batch is held back while other requests wait or run that need its slot, and runs when they have
+// ended. By key or by header, it is seen in the status, on the page and in the metrics.
 func TestBatchBesideOnline(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")

@@ -62,7 +62,8 @@ var (
 
 type reply = refclient.Reply
 
-// options describe a bed; the zero value is one prefill engine and one decode engine of two ranks, all fast.
+// options describe a bed; the zero value is one prefill engine and one decode engine of two ranks,
+// all fast.
 type options struct {
 	prefill, decode []refengine.Config
 	mixed           []refengine.Config // engines that prefill and decode; with any, there are no others unless they are named
@@ -75,7 +76,8 @@ type options struct {
 	dirty bool // the engines may end with pins or counted faults: the test says which
 }
 
-// A bed is a fleet whose engines are watched, with what serves requests there: no operator, no page, no peer and no owner.
+// A bed is a fleet whose engines are watched, with what serves requests there: no operator, no
+// page, no peer and no owner.
 type bed struct {
 	refclient.Client
 	refclient.Engines
@@ -98,8 +100,8 @@ type bed struct {
 	requests   *request.Server
 }
 
-// start starts everything and waits until all engines are up. At the end of the test it holds that nothing was leaked, replayed or
-// left charged.
+// start starts everything and waits until all engines are up. At the end of the test it holds that
+// nothing was leaked, replayed or left charged.
 func start(t *testing.T, o options) *bed {
 	t.Helper()
 	core, logs := observer.New(zap.InfoLevel)

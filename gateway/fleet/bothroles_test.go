@@ -17,7 +17,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// oneStandstill is an engine of both roles whose first decode call gets no event. It keeps the prefill calls that it was sent.
+// oneStandstill is an engine of both roles whose first decode call gets no event. It keeps the
+// prefill calls that it was sent.
 type oneStandstill struct {
 	recorder
 	probes [][]byte
@@ -44,7 +45,8 @@ func (e *oneStandstill) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.recorder.ServeHTTP(w, r)
 }
 
-// An engine of both roles that read KV too late may have another prompt's KV in its prefix cache. Its prefill calls must not find it there
+// An engine of both roles that read KV too late may have another prompt's KV in its prefix cache.
+// Its prefill calls must not find it there
 // either: they would hand it over to a decode engine.
 func TestAPrefillDoesNotFindWhatItsEngineReadTooLate(t *testing.T) {
 	t.Parallel()

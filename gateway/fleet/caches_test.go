@@ -129,7 +129,8 @@ func TestKVEventsTellWhatIsCached(t *testing.T) {
 	}
 }
 
-// With decode context parallelism, and with several groups of layers, the metrics have the size of other blocks.
+// With decode context parallelism, and with several groups of layers, the metrics have the size of
+// other blocks.
 func TestKVEventsKnowTheSizeOfABlockBest(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{prefill: []refengine.Config{publisher(nil)}, configure: followed})
@@ -241,7 +242,8 @@ func TestWithoutEventsTheCacheIsKnownFromAnswers(t *testing.T) {
 	require.Zero(t, b.Metric(fmt.Sprintf("evenkeel_kv_events_precise{candidate=%q}", s.ID)))
 }
 
-// The system chooses the ports of these publishers, and only the engine knows them. A restarted engine has other ones.
+// The system chooses the ports of these publishers, and only the engine knows them. A restarted
+// engine has other ones.
 func TestWhereRanksPublishIsTheEnginesWord(t *testing.T) {
 	t.Parallel()
 	two := publisher(func(e *refengine.Config) { e.Version, e.DPMode, e.DPSize = "0.33.0", "internal", 2 })
@@ -303,14 +305,16 @@ func TestWhereRanksPublishIsTheEnginesWord(t *testing.T) {
 	}
 }
 
-// What ranks that do both have in their caches is known from their KV events, while conversations push each other out.
+// What ranks that do both have in their caches is known from their KV events, while conversations
+// push each other out.
 func TestKVEventsTellWhatRanksThatDoBothHold(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{mixed: []refengine.Config{publisher(nil), publisher(nil)}, configure: followed})
 	ranks := func() []prefill.RankEvents {
 		return b.scheduler.Overview().Ranks
 	}
-	// A stream that begins anew takes batches in once more, so that their number alone does not tell whether the last one was taken in.
+	// A stream that begins anew takes batches in once more, so that their number alone does not tell
+	// whether the last one was taken in.
 	caughtUp := func() {
 		b.Eventually("all events are taken in, and no more come", func() bool {
 			before := ranks()

@@ -311,8 +311,8 @@ func TestARankThatFailsAtOnceDrawsNoTraffic(t *testing.T) {
 	require.Positive(t, stop())
 }
 
-// Whether a rank of SGLang computes is tried with SGLang's fake host: a request without a room is refused whatever the
-// rank does, or ends the whole server.
+// Whether a rank of SGLang computes is tried with SGLang's fake host: a request without a room is
+// refused whatever the rank does, or ends the whole server.
 func TestACanaryOfSGLangIsComputed(t *testing.T) {
 	t.Parallel()
 	for _, balance := range []string{"round_robin", "follow_bootstrap_room"} {

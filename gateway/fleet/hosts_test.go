@@ -52,7 +52,8 @@ func hostsAreTrusted(t *testing.T) {
 	require.False(t, f.KnownHost("10.0.0.4"), "a pod that is no more answers nothing")
 }
 
-// An engine is described anew while its name does not resolve. The addresses to which the name led before stay good.
+// An engine is described anew while its name does not resolve. The addresses to which the name led
+// before stay good.
 func TestAnEngineWhoseNameDoesNotResolveKeepsItsAddresses(t *testing.T) {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}, "b": {KVHosts: []string{"10.1.0.1"}}}

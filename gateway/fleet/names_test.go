@@ -76,7 +76,8 @@ func (b *bed) asksMany(n int) {
 	}
 }
 
-// listed waits until the proxy lists the adapter for so many engines, and serves it where more than the prefill engines have it.
+// listed waits until the proxy lists the adapter for so many engines, and serves it where more than
+// the prefill engines have it.
 func (b *bed) listed(engines int) {
 	b.Helper()
 	b.Eventually(fmt.Sprintf("%d engines list the adapter", engines), func() bool {
@@ -92,7 +93,8 @@ func (b *bed) listed(engines int) {
 	})
 }
 
-// differing are two engines that decode, in each arrangement in which only one of them may have an adapter.
+// differing are two engines that decode, in each arrangement in which only one of them may have an
+// adapter.
 func differing() map[string]options {
 	of := func(o options, more func(*config.Config)) options {
 		o.configure = func(cfg *config.Config) {
@@ -136,9 +138,10 @@ func differing() map[string]options {
 // layerwise is an arrangement in which the decode rank is chosen before the prefill.
 const layerwise = "a pair whose rank is chosen first, and calls back"
 
-// A request goes to the engines that list the name that it asks for, and to no other. An adapter is loaded on one engine, on both,
-// and unloaded again while requests for it come. All the while, other clients ask for the base model, so that the engine without the
-// adapter is sometimes the emptier one, and sometimes the fuller one.
+// A request goes to the engines that list the name that it asks for, and to no other. An adapter is
+// loaded on one engine, on both, and unloaded again while requests for it come. All the while,
+// other clients ask for the base model, so that the engine without the adapter is sometimes the
+// emptier one, and sometimes the fuller one.
 func TestARequestGoesWhereItsNameIsListed(t *testing.T) {
 	t.Parallel()
 	for name, o := range differing() {
@@ -177,7 +180,8 @@ func TestARequestGoesWhereItsNameIsListed(t *testing.T) {
 	}
 }
 
-// Requests for an adapter of which all ranks are full wait, and hold up nobody whose ranks are free: neither in the pool nor before it.
+// Requests for an adapter of which all ranks are full wait, and hold up nobody whose ranks are
+// free: neither in the pool nor before it.
 func TestANameWhoseRanksAreFullHoldsNobodyElseUp(t *testing.T) {
 	t.Parallel()
 	slow := refengine.Config{Slots: 2, Model: refengine.Model{Adapters: []string{adapter}}, Steps: refengine.Steps{C0: 3 * time.Millisecond}}
@@ -226,8 +230,9 @@ func TestANameWhoseRanksAreFullHoldsNobodyElseUp(t *testing.T) {
 	}
 }
 
-// Whatever way a request goes, it goes to engines that list its name: at every endpoint, in several legs, to a rank that computes its
-// prompt alone, after its answer broke off, and to one engine alone.
+// Whatever way a request goes, it goes to engines that list its name: at every endpoint, in several
+// legs, to a rank that computes its prompt alone, after its answer broke off, and to one engine
+// alone.
 func TestEveryWayHeedsTheName(t *testing.T) {
 	t.Parallel()
 	has, lacks := refengine.Config{Model: refengine.Model{Adapters: []string{adapter}}}, refengine.Config{}

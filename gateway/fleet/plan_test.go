@@ -12,8 +12,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// An engine may leave after a reload is prepared and before it is carried out. The reload does not bring it back: discovery has removed it,
-// and would not do so again.
+// An engine may leave after a reload is prepared and before it is carried out. The reload does not
+// bring it back: discovery has removed it, and would not do so again.
 func TestAReloadBringsNoEngineBackThatHasLeft(t *testing.T) {
 	running, next := config.Default(), config.Default()
 	running.Profiles = map[string]mooncake.Profile{"p": {MaxModelLen: 1}}

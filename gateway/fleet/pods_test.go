@@ -80,8 +80,8 @@ func TestATerminatingPodGetsNoTraffic(t *testing.T) {
 	require.Positive(t, stop())
 }
 
-// Pods whose label, or whose source, says that they are aggregated serve requests alone, and so does one that comes later. They
-// are never half of a pair.
+// Pods whose label, or whose source, says that they are aggregated serve requests alone, and so
+// does one that comes later. They are never half of a pair.
 func TestAggregatedPodsServeAlone(t *testing.T) {
 	t.Parallel()
 	for name, source := range map[string]kube.Config{

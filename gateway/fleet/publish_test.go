@@ -37,8 +37,8 @@ func TestTheDispatcherKnowsAnEngineBeforeARequestIsLetIn(t *testing.T) {
 	require.True(t, ok && known && route.Decode)
 }
 
-// Which engines run a response on the rank that it names is known by their version, where several ranks are behind one
-// address; one whose version cannot be read may not.
+// Which engines run a response on the rank that it names is known by their version, where several
+// ranks are behind one address; one whose version cannot be read may not.
 func TestResponsesStrayOnEnginesThatDoNotHeedTheirRank(t *testing.T) {
 	for _, c := range []struct {
 		version string

@@ -50,9 +50,10 @@ func (e *recorded) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// TestRecordedEnginesServe runs requests past the answers of a real prefill and a real decode engine: the hand-off reaches the decode
-// engine byte for byte, the client gets the decode engine's text and reasons and the prefill engine's cached tokens, and refusals
-// come as the engine said them.
+// TestRecordedEnginesServe runs requests past the answers of a real prefill and a real decode
+// engine: the hand-off reaches the decode engine byte for byte, the client gets the decode engine's
+// text and reasons and the prefill engine's cached tokens, and refusals come as the engine said
+// them.
 func TestRecordedEnginesServe(t *testing.T) {
 	all, err := recording.All()
 	require.NoError(t, err)

@@ -19,8 +19,9 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// A prefill engine that stands still may keep its probes for minutes. Once it is declared down, they are asked again at
-// an engine that is up, and what the first one may hold stays charged to it.
+// A prefill engine that stands still may keep its probes for minutes. Once it is declared down,
+// they are asked again at an engine that is up, and what the first one may hold stays charged to
+// it.
 func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
 	t.Parallel()
 	t.Run("which is to keep the KV", func(t *testing.T) {
@@ -33,8 +34,9 @@ func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
 	})
 }
 
-// leavesWhatIsDown lets a probe wait at an engine that stands still and is declared down, while another engine drains. The
-// probe goes to that one once it may. bound: the request has its decode rank by then.
+// leavesWhatIsDown lets a probe wait at an engine that stands still and is declared down, while
+// another engine drains. The probe goes to that one once it may. bound: the request has its decode
+// rank by then.
 func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *bed, bound bool) {
 	var still, down atomic.Bool
 	held := make(chan struct{}, 8)

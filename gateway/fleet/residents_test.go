@@ -43,8 +43,8 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// Some engines do not report how many KV tokens a rank can hold, so that only the config has the number. The KV of other proxies' requests
-// counts there, too.
+// Some engines do not report how many KV tokens a rank can hold, so that only the config has the
+// number. The KV of other proxies' requests counts there, too.
 func TestTheKVOfOthersCountsWhereOnlyTheConfigHasTheCapacity(t *testing.T) {
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:num_requests_running{engine=\"0\"} 3\n"))
@@ -62,7 +62,8 @@ func TestTheKVOfOthersCountsWhereOnlyTheConfigHasTheCapacity(t *testing.T) {
 	require.EqualValues(t, 500, found[0].KVTokens, "the engine knows its own capacity best")
 }
 
-// The boards get the gauges of each decode engine. A rank says for how long it keeps the KV of answers.
+// The boards get the gauges of each decode engine. A rank says for how long it keeps the KV of
+// answers.
 func TestTheBoardsGetTheGaugesOfDecodeEngines(t *testing.T) {
 	for name, row := range map[string]struct {
 		profile mooncake.Profile
@@ -130,7 +131,8 @@ func TestAMisreadCapacityIsUnknownEverywhere(t *testing.T) {
 	}
 }
 
-// The gauges of a core that stands still are those of its last step: they say nothing of what came after it.
+// The gauges of a core that stands still are those of its last step: they say nothing of what came
+// after it.
 func TestGaugesTellOfTheTimeUpToTheLastSignOfLife(t *testing.T) {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"push": {Connector: mooncake.NIXLPush}}

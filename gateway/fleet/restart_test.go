@@ -14,7 +14,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A name that leads to another host leads to another process, which has none of the KV: once, however the two are told apart then.
+// A name that leads to another host leads to another process, which has none of the KV: once,
+// however the two are told apart then.
 func TestANameThatMovesLeadsToAnotherProcess(t *testing.T) {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
@@ -33,8 +34,9 @@ func TestANameThatMovesLeadsToAnotherProcess(t *testing.T) {
 	require.True(t, gone)
 }
 
-// The hand-offs of an engine whose name leads to another address now name that address. They are good, and soon no hand-off may name the
-// address that the name has left, which may be a stranger's by then.
+// The hand-offs of an engine whose name leads to another address now name that address. They are
+// good, and soon no hand-off may name the address that the name has left, which may be a stranger's
+// by then.
 func TestHandOffsMayNameTheAddressToWhichANameHasMoved(t *testing.T) {
 	cfg := config.Default()
 	cfg.Limits.ProbeTimeout = 50 * time.Millisecond
@@ -58,7 +60,8 @@ func TestHandOffsMayNameTheAddressToWhichANameHasMoved(t *testing.T) {
 	require.Eventually(t, func() bool { return !f.KnownHost("10.0.0.1") && !f.KnownHost("engine.test") }, time.Minute, time.Millisecond)
 }
 
-// An engine may start after the proxy, so that its name resolves only then. From its first answer on, its hand-offs may name its address.
+// An engine may start after the proxy, so that its name resolves only then. From its first answer
+// on, its hand-offs may name its address.
 func TestAnEngineWhoseNameResolvesLaterIsLocatedWhenItIsUp(t *testing.T) {
 	cfg := config.Default()
 	cfg.Limits.ProbeTimeout = 50 * time.Millisecond

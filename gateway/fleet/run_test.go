@@ -113,7 +113,8 @@ func TestACallToAnEngineThatIsPausedMayMove(t *testing.T) {
 	require.False(t, decode.MustMove())
 }
 
-// A restart that shows in metrics or hand-offs is told of once, and what was learned of the process before is forgotten.
+// A restart that shows in metrics or hand-offs is told of once, and what was learned of the process
+// before is forgotten.
 func TestARestartIsToldOfOnce(t *testing.T) {
 	f, logs := fielded(t, mooncake.Profile{})
 	c := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}
@@ -209,7 +210,8 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 	require.Error(t, err)
 }
 
-// A candidate that leaves ends its scrape in the middle. The other ranks of its engine take no failure of the engine from that.
+// A candidate that leaves ends its scrape in the middle. The other ranks of its engine take no
+// failure of the engine from that.
 func TestAScrapeThatItsCallerEndsFailsForNoOtherRank(t *testing.T) {
 	asked, ends := make(chan struct{}), make(chan struct{})
 	var reads atomic.Int32

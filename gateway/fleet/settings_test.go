@@ -36,7 +36,8 @@ func TestHowLongThePoolKeepsARequest(t *testing.T) {
 	}
 }
 
-// For as long as this, a proxy that takes engines over leaves room for what the owner before may have left on them.
+// For as long as this, a proxy that takes engines over leaves room for what the owner before may
+// have left on them.
 func TestHowLongBlocksAreHeldForAHandOff(t *testing.T) {
 	for _, tc := range []struct {
 		connectors []string

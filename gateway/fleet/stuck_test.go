@@ -16,16 +16,19 @@ import (
 	"evenkeel/mooncake"
 )
 
-// standsStill is a fault of an engine whose core stands still for so long, while its API server answers.
+// standsStill is a fault of an engine whose core stands still for so long, while its API server
+// answers.
 func standsStill(d time.Duration) refengine.Rule {
 	return refengine.Rule{Fault: refengine.Standstill, DelayMS: int(d.Milliseconds())}
 }
 
-// A decode engine whose core stands still for longer than the lease renews no hold, and decodes another prompt's KV when it
-// goes on. Requests that were sent to it go to another engine in time, and it gets nothing new meanwhile.
+// A decode engine whose core stands still for longer than the lease renews no hold, and decodes
+// another prompt's KV when it goes on. Requests that were sent to it go to another engine in time,
+// and it gets nothing new meanwhile.
 func TestAnEngineThatStandsStillForLongerThanTheLease(t *testing.T) {
 	t.Parallel()
-	// A loaded machine stops this process for a second or two, and signs of life are believed for three eighths of the hold.
+	// A loaded machine stops this process for a second or two, and signs of life are believed for
+	// three eighths of the hold.
 	const lease = 8 * time.Second
 	e := refengine.Config{Connector: refengine.NIXLPull, KV: refengine.KV{HoldTimeout: lease, PrefixCache: 1000}}
 	b := start(t, options{
@@ -72,7 +75,8 @@ const (
 	ownServers = "each rank has its own API server"
 )
 
-// knowsPrompts are two groups of ranks that prefill and decode, of which it is known what a prompt costs.
+// knowsPrompts are two groups of ranks that prefill and decode, of which it is known what a prompt
+// costs.
 func knowsPrompts(server string, quiet time.Duration) options {
 	o := twoGroups(server)
 	configure := o.configure
@@ -85,8 +89,8 @@ func knowsPrompts(server string, quiet time.Duration) options {
 	return o
 }
 
-// The core of one group stands still while its API servers answer. Its requests go to the other group long before limits.probe_timeout is
-// over, and the engine that stood still aborts them.
+// The core of one group stands still while its API servers answer. Its requests go to the other
+// group long before limits.probe_timeout is over, and the engine that stood still aborts them.
 func TestRequestsLeaveAGroupWhoseCoreStandsStill(t *testing.T) {
 	t.Parallel()
 	for _, server := range []string{oneServer, ownServers} {
@@ -107,8 +111,8 @@ func TestRequestsLeaveAGroupWhoseCoreStandsStill(t *testing.T) {
 	}
 }
 
-// A prompt that takes much longer than predicted stays where it is as long as streams of its rank show that the core lives, and where
-// there is no other group.
+// A prompt that takes much longer than predicted stays where it is as long as streams of its rank
+// show that the core lives, and where there is no other group.
 func TestASlowCoreKeepsItsPrompts(t *testing.T) {
 	t.Parallel()
 	t.Run("other streams of its ranks move", func(t *testing.T) {

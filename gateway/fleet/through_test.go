@@ -115,7 +115,8 @@ func TestRequestsOfOneEngine(t *testing.T) {
 		require.EqualValues(t, 4, b.Metric(`evenkeel_passed_seconds_count{endpoint="/v1/embeddings"}`))
 		require.EqualValues(t, 1, b.Metric(`evenkeel_passed_seconds_count{endpoint="/v1/audio/transcriptions"}`))
 	})
-	// A client of HTTP/1.0, such as many reverse proxies, never gets a Transfer-Encoding, in whatever way it is answered.
+	// A client of HTTP/1.0, such as many reverse proxies, never gets a Transfer-Encoding, in whatever
+	// way it is answered.
 	t.Run("clients of HTTP/1.0 get them, and others, in no chunks", func(t *testing.T) {
 		heard, kind := form(t, "speech", "model", "ears", "stream", "true")
 		for _, row := range []struct {

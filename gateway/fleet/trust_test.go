@@ -13,7 +13,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// An authority that cannot be used belongs to one profile. The engines of another profile take up theirs all the same.
+// An authority that cannot be used belongs to one profile. The engines of another profile take up
+// theirs all the same.
 func TestAnAuthorityThatCannotBeUsedKeepsNoOtherFromItsEngines(t *testing.T) {
 	a, b := certtest.New(t), certtest.New(t)
 	cfg := config.Default()

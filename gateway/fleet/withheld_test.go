@@ -23,7 +23,8 @@ func quickHealth(cfg *config.Config) {
 	cfg.Dispatch.Policy = "rr"
 }
 
-// retrying is quickHealth for tests in which requests are aborted, which counts as an attempt before their first event.
+// retrying is quickHealth for tests in which requests are aborted, which counts as an attempt
+// before their first event.
 func retrying(cfg *config.Config) {
 	quickHealth(cfg)
 	cfg.Prefill.Retry.Attempts, cfg.Prefill.Retry.Budget = 3, 1
@@ -51,7 +52,8 @@ func (b *bed) rankOf(e *refengine.Engine, rank int) board.WorkerStatus {
 	return board.WorkerStatus{}
 }
 
-// While the group of an engine re-forms, vLLM answers 503 to all requests. They wait, and are answered after it.
+// While the group of an engine re-forms, vLLM answers 503 to all requests. They wait, and are
+// answered after it.
 func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -120,7 +122,8 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 func TestEnginesThatTakeNoRequestsAnyMore(t *testing.T) {
 	t.Parallel()
 	b := start(t, options{dirty: true, configure: quickHealth, decode: []refengine.Config{{Version: "0.33.0"}, {Version: "0.33.0"}}})
-	// A group whose change failed takes no requests until it is restarted. Requests do not wait for it.
+	// A group whose change failed takes no requests until it is restarted. Requests do not wait for
+	// it.
 	t.Run("one that could not change its ranks is down until it is restarted", func(t *testing.T) {
 		failed := b.Decode[0]
 		require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: 8}))
@@ -149,7 +152,8 @@ func TestEnginesThatTakeNoRequestsAnyMore(t *testing.T) {
 	})
 }
 
-// A group that re-forms for too long ends the waits at their limits, with an error that says so, and nothing is held then.
+// A group that re-forms for too long ends the waits at their limits, with an error that says so,
+// and nothing is held then.
 func TestAWaitForAGroupThatReformsHasItsLimit(t *testing.T) {
 	t.Parallel()
 	for side, code := range map[string]string{
@@ -182,8 +186,8 @@ func TestAWaitForAGroupThatReformsHasItsLimit(t *testing.T) {
 	}
 }
 
-// After a scale-down the highest ranks are gone: their answers go on elsewhere, and nothing names them any more. After a
-// scale-up they are used again.
+// After a scale-down the highest ranks are gone: their answers go on elsewhere, and nothing names
+// them any more. After a scale-up they are used again.
 func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 	t.Parallel()
 	for _, connector := range []refengine.Connector{refengine.NIXLPull, refengine.AscendLayerwise} {
@@ -236,8 +240,8 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 	}
 }
 
-// vLLM with --enable-fault-tolerance stays up after a fault and waits for its recovery. It says that it is healthy to all who
-// ask for its health only.
+// vLLM with --enable-fault-tolerance stays up after a fault and waits for its recovery. It says
+// that it is healthy to all who ask for its health only.
 func TestACoreThatWaitsForItsRecoveryGetsNothing(t *testing.T) {
 	t.Parallel()
 	one := refengine.Config{FaultTolerance: true, Steps: refengine.Steps{C0: 5 * time.Millisecond}}

@@ -1,9 +1,11 @@
-// Package fleetcall sends an operator's call to all engines, or to the engines of a group, e.g. to pause them, to empty their caches or to
-// resume them. The config says what a call of each path does to an engine, so that the proxy can act accordingly: it sends nothing to
-// paused engines, and forgets what was in an emptied cache.
+// Package fleetcall sends an operator's call to all engines, or to the engines of a group, e.g. to
+// pause them, to empty their caches or to resume them. The config says what a call of each path
+// does to an engine, so that the proxy can act accordingly: it sends nothing to paused engines, and
+// forgets what was in an emptied cache.
 //
-// The roster holds the pause of a group. A proxy that restarts has forgotten the pause. vLLM engines then report themselves that they are
-// paused (engine.ErrPaused); an operator has to pause or resume other engines once more.
+// The roster holds the pause of a group. A proxy that restarts has forgotten the pause. vLLM
+// engines then report themselves that they are paused (engine.ErrPaused); an operator has to pause
+// or resume other engines once more.
 package fleetcall
 
 import (
@@ -37,9 +39,9 @@ type Deps struct {
 	Forget   func(candidates []string, workers []int32) // forgets what the proxy knows of the contents of these prefix caches
 }
 
-// Fleet knows which engines exist, and which of them are paused. Pause stops new requests to a group; an empty group means all engines.
-// Resume ends the pause, except for the engines in unresumed, which did not resume. RecordEmptiedCaches records that engines have dropped
-// their KV.
+// Fleet knows which engines exist, and which of them are paused. Pause stops new requests to a
+// group; an empty group means all engines. Resume ends the pause, except for the engines in
+// unresumed, which did not resume. RecordEmptiedCaches records that engines have dropped their KV.
 type Fleet interface {
 	Now() *roster.Snapshot
 	Pause(group, path string)
@@ -60,8 +62,9 @@ func New(d Deps) *Caller { return &Caller{deps: d} }
 // mostBody bounds how much of an engine's answer the result has, in bytes. The rest is cut off.
 const mostBody = 16 << 10
 
-// Do makes a call for an operator. by is the operator's name in the log. It returns once every engine has answered, or fleet_call.timeout
-// is over. If ctx ends before, the call still goes on, because otherwise only a part of the engines might be paused.
+// Do makes a call for an operator. by is the operator's name in the log. It returns once every
+// engine has answered, or fleet_call.timeout is over. If ctx ends before, the call still goes on,
+// because otherwise only a part of the engines might be paused.
 func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal) {
 	s := c.deps.Settings()
 	p, refusal := call.check(s.FleetCall.Paths, c.deps.Fleet.Now())
@@ -85,7 +88,8 @@ func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal
 	}
 }
 
-// begin reserves the Caller for a call, and refuses if another call is under way. limit is how long the call may take.
+// begin reserves the Caller for a call, and refuses if another call is under way. limit is how long
+// the call may take.
 func (c *Caller) begin(p *checkedCall, limit time.Duration) *Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,11 +107,13 @@ func (c *Caller) end() {
 	c.busy = ""
 }
 
-// carryOut makes a call. If the call pauses engines, the proxy first stops sending them requests. After the answers it forgets caches that
-// were emptied. It ends a pause if endsPause says so, except for the engines that did not resume: these go on getting no requests. It calls
-// all engines at the same time, because vLLM ranks that step together also pause together: none answers before all of them have got the
-// call (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py). connect limits the time to connect to an engine, and by is
-// the operator's name in the log.
+// carryOut makes a call. If the call pauses engines, the proxy first stops sending them requests.
+// After the answers it forgets caches that were emptied. It ends a pause if endsPause says so,
+// except for the engines that did not resume: these go on getting no requests. It calls all engines
+// at the same time, because vLLM ranks that step together also pause together: none answers before
+// all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in
+// v1/engine/core.py). connect limits the time to connect to an engine, and by is the operator's
+// name in the log.
 func (c *Caller) carryOut(p *checkedCall, s *config.FleetCall, connect time.Duration, by string) Result {
 	began := time.Now()
 	log := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by))
@@ -167,8 +173,8 @@ func (r *Result) logTo(log *zap.Logger) {
 		zap.Strings("why", failed[:min(len(failed), mostNamed)]))
 }
 
-// callEngine makes the call to one engine. If the call fails, the Answer says why in Error. ctx ends with the call's time limit, whose
-// length is limit, and connect limits the time to connect.
+// callEngine makes the call to one engine. If the call fails, the Answer says why in Error. ctx
+// ends with the call's time limit, whose length is limit, and connect limits the time to connect.
 func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, connect, limit time.Duration) Answer {
 	began := time.Now()
 	a := Answer{Engine: to.id, Restarted: to.hasRestarted(c.deps.Fleet.Now())}
@@ -207,8 +213,8 @@ func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, con
 // result is indented, so that each of them makes it larger.
 const mostLevels = 8
 
-// isFlatJSON says whether the result may have a body as the JSON that it is. A body that is no JSON,
-// or was cut off, would make the result invalid.
+// isFlatJSON says whether the result may have a body as the JSON that it is. A body that is no
+// JSON, or was cut off, would make the result invalid.
 func isFlatJSON(text []byte) bool {
 	if !utf8.Valid(text) || !json.Valid(text) {
 		return false
@@ -231,8 +237,9 @@ func isFlatJSON(text []byte) bool {
 	}
 }
 
-// errorText says for people why a call to an engine failed with err. ctx ends with the call's time limit, and limit is its length. After
-// the limit, the engine may still do what it was asked for, and the text says so.
+// errorText says for people why a call to an engine failed with err. ctx ends with the call's time
+// limit, and limit is its length. After the limit, the engine may still do what it was asked for,
+// and the text says so.
 func (c *Caller) errorText(ctx context.Context, err error, limit time.Duration) string {
 	switch {
 	case c.deps.Context.Err() != nil:

@@ -36,7 +36,8 @@ type Answer struct {
 	Body   json.RawMessage `json:"body,omitempty"`  // body of the answer, at most 16 KiB; a string if it is not JSON, or has more than 8 levels
 	Error  string          `json:"error,omitempty"` // why the engine did not do what it was asked for
 	Ms     float64         `json:"ms"`              // how long the call took, in milliseconds
-	// the engine restarted after its pause began: it has its initial weights again, and is paused only if a later call has paused it
+	// the engine restarted after its pause began: it has its initial weights again, and is paused only
+	// if a later call has paused it
 	Restarted bool `json:"restarted,omitempty"`
 
 	sent bool // the call was sent, so the engine may have acted
@@ -51,7 +52,8 @@ type Result struct {
 	Engines []Answer `json:"engines"`
 }
 
-// target is the address of one or more engines. It is called once, although engines of two roles may share it.
+// target is the address of one or more engines. It is called once, although engines of two roles
+// may share it.
 type target struct {
 	id     string   // host:port
 	keys   []string // keys of the engines at this address: role and host:port
@@ -74,7 +76,8 @@ type checkedCall struct {
 	targets []target
 }
 
-// does says whether the call has an effect on engines: config.CallPauses, CallEmpties or CallResumes.
+// does says whether the call has an effect on engines: config.CallPauses, CallEmpties or
+// CallResumes.
 func (p *checkedCall) does(what string) bool { return slices.Contains(p.effects, what) }
 
 // keysWhere returns the keys of the engines of all targets for whose index matches returns true.
@@ -87,8 +90,8 @@ func (p *checkedCall) keysWhere(matches func(i int) bool) (all []string) {
 	return all
 }
 
-// setDefaults fills in the method and the body of a call if they are not given. It refuses a method that no call may have, and a GET with a
-// body.
+// setDefaults fills in the method and the body of a call if they are not given. It refuses a method
+// that no call may have, and a GET with a body.
 func (c *Call) setDefaults() *Refusal {
 	c.Method = strings.ToUpper(c.Method)
 	if c.Method == "" {
@@ -110,8 +113,9 @@ func (c *Call) setDefaults() *Refusal {
 	return nil
 }
 
-// check checks a call. It returns what the call does and which engines it goes to, or why it is refused. paths has, for each path that may
-// be called, what a call of it does to engines (config.CallPauses, CallEmpties, CallResumes).
+// check checks a call. It returns what the call does and which engines it goes to, or why it is
+// refused. paths has, for each path that may be called, what a call of it does to engines
+// (config.CallPauses, CallEmpties, CallResumes).
 func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*checkedCall, *Refusal) {
 	if refusal := c.setDefaults(); refusal != nil {
 		return nil, refusal
@@ -130,7 +134,8 @@ func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*check
 	return p, nil
 }
 
-// checkPath returns what a call of the path does to engines, or why the path or its query is refused.
+// checkPath returns what a call of the path does to engines, or why the path or its query is
+// refused.
 func (c *Call) checkPath(paths map[string][]string) (effects []string, _ *Refusal) {
 	path, query, _ := strings.Cut(c.Path, "?")
 	effects, listed := paths[path]
@@ -162,7 +167,8 @@ func (p *checkedCall) checkTargets(pauses []roster.Pause) *Refusal {
 		fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", p.Group)}
 }
 
-// checkPauses refuses a call that resumes one group while all engines are paused by one call: a part of such a pause cannot end.
+// checkPauses refuses a call that resumes one group while all engines are paused by one call: a
+// part of such a pause cannot end.
 func (p *checkedCall) checkPauses(pauses []roster.Pause) *Refusal {
 	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && !pause.Left }
 	resumesGroup := p.does(config.CallResumes) && p.Group != ""
@@ -173,8 +179,9 @@ func (p *checkedCall) checkPauses(pauses []roster.Pause) *Refusal {
 	return nil
 }
 
-// targetsOf returns the addresses of the engines that decode in a group; an empty group means all engines. It leaves out an engine whose
-// region another proxy owns, because this proxy sends it no requests. Engines with the same address share a target.
+// targetsOf returns the addresses of the engines that decode in a group; an empty group means all
+// engines. It leaves out an engine whose region another proxy owns, because this proxy sends it no
+// requests. Engines with the same address share a target.
 func targetsOf(engines *roster.Snapshot, group string) (targets []target) {
 	for _, e := range engines.Engines() {
 		called := group == "" || e.InGroup(group)
@@ -190,9 +197,10 @@ func targetsOf(engines *roster.Snapshot, group string) (targets []target) {
 	return targets
 }
 
-// setDone sets whether an engine did what it was asked for, and otherwise why not. An engine does not empty a cache while requests or
-// hand-offs hold blocks of it: vLLM then answers 200 with success false (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py), and
-// SGLang answers 400 (0.5.23, entrypoints/http_server.py).
+// setDone sets whether an engine did what it was asked for, and otherwise why not. An engine does
+// not empty a cache while requests or hand-offs hold blocks of it: vLLM then answers 200 with
+// success false (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py), and SGLang answers 400
+// (0.5.23, entrypoints/http_server.py).
 func (a *Answer) setDone() {
 	var reply struct {
 		Success *bool `json:"success"`
@@ -212,8 +220,8 @@ func (a *Answer) setDone() {
 	}
 }
 
-// mayHaveActed says whether the engine may have done what it was asked for, at least on some of its ranks. An engine that does not have the
-// path, or not for this method, did nothing.
+// mayHaveActed says whether the engine may have done what it was asked for, at least on some of its
+// ranks. An engine that does not have the path, or not for this method, did nothing.
 func (a *Answer) mayHaveActed() bool {
 	return a.sent && a.Status != http.StatusNotFound && a.Status != http.StatusMethodNotAllowed
 }

@@ -20,7 +20,8 @@ var paths = map[string][]string{
 	"/pause": {config.CallPauses, config.CallEmpties}, "/resume": {config.CallResumes}, "/is_paused": {},
 }
 
-// published are p:1, which prefills and decodes in group a, and a:2 and b:2 in groups a and b. All are up, and then come some events.
+// published are p:1, which prefills and decodes in group a, and a:2 and b:2 in groups a and b. All
+// are up, and then come some events.
 func published(t *testing.T, events ...roster.Event) *roster.Snapshot {
 	r, now := roster.New(), time.Unix(1000, 0)
 	in := func(role, id, group string) roster.Event {
@@ -93,7 +94,8 @@ func TestWhomACallReaches(t *testing.T) {
 	}
 }
 
-// A call to all engines reaches p:1 as an engine that prefills, too, which no pause of a group covers.
+// A call to all engines reaches p:1 as an engine that prefills, too, which no pause of a group
+// covers.
 func TestWhichEnginesRestartedInTheirPause(t *testing.T) {
 	again := engine.Status{Up: true, StartTime: 2}
 	now := published(t, roster.PauseBegun{Group: "a"}, roster.Health{Key: "prefill p:1", Status: again},

@@ -16,7 +16,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// world is two prefill engines and a decode engine of two ranks, as they are, beside what the proxy knows of them.
+// world is two prefill engines and a decode engine of two ranks, as they are, beside what the proxy
+// knows of them.
 type world struct {
 	now     time.Time
 	roster  *roster.Roster
@@ -99,7 +100,8 @@ func (w *world) liveness(rank int) *engine.Liveness {
 	return traffic.Liveness((rank + w.role) % 2)
 }
 
-// replace gives the place of the proxy to another process, which knows nothing. What the engines were sent, they have.
+// replace gives the place of the proxy to another process, which knows nothing. What the engines
+// were sent, they have.
 func (w *world) replace() {
 	w.roster, w.monitor = roster.New(), newMonitor()
 	w.probes, w.pooled, w.sent, w.role = nil, nil, nil, 0
@@ -112,7 +114,8 @@ func newMonitor() *engine.Monitor {
 	return engine.NewMonitor(engine.MonitorConfig{Registerer: prometheus.NewRegistry()})
 }
 
-// pass lets time go by in steps of at most a second, in which cores that are awake pull what waits and show that they work.
+// pass lets time go by in steps of at most a second, in which cores that are awake pull what waits
+// and show that they work.
 func (w *world) pass(d time.Duration) {
 	for end := w.now.Add(d); w.now.Before(end); {
 		w.now = w.now.Add(min(time.Second, end.Sub(w.now)))
@@ -152,7 +155,8 @@ func (w *world) begin(m *maker, prefix int) {
 	w.probes, m.held = append(w.probes, k), append(m.held, k)
 }
 
-// answer has the oldest call answered, by the process that it was written to, which may have ended since.
+// answer has the oldest call answered, by the process that it was written to, which may have ended
+// since.
 func (w *world) answer() {
 	k := w.probes[0]
 	w.probes = w.probes[1:]
@@ -225,9 +229,10 @@ func (w *world) restart(m *maker, sign string) {
 	}
 }
 
-// Requests are prefilled, sent, answered event by event or in one piece, and given up, while cores stand still for less or more than the hold
-// of their KV, prefill engines restart, and reloads describe engines anew. Whatever the order: no answer is believed that is made of another
-// prompt's KV, and what a process has made that is certainly gone counts as gone.
+// Requests are prefilled, sent, answered event by event or in one piece, and given up, while cores
+// stand still for less or more than the hold of their KV, prefill engines restart, and reloads
+// describe engines anew. Whatever the order: no answer is believed that is made of another prompt's
+// KV, and what a process has made that is certainly gone counts as gone.
 func TestKVThatWasGivenAwayIsNeverBelieved(t *testing.T) {
 	for range 50 { // a hundred histories each
 		rapid.Check(t, aHistoryOfHandOffs)

@@ -29,7 +29,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// slots gives the slot of a rank that is not to be avoided, or an error, and notes how it came back.
+// slots gives the slot of a rank that is not to be avoided, or an error, and notes how it came
+// back.
 type slots struct {
 	err     error
 	entries []*pool.Entry
@@ -102,8 +103,9 @@ func leased(t *testing.T) (*prefill.Scheduler, *prefill.Lease) {
 	return scheduler, lease
 }
 
-// A hand-off that nobody wants is decoded somewhere, so that its prefill engine frees it. Each row is what the decode engine does, and
-// what becomes of the hand-off, of the slots and of the engine's name.
+// A hand-off that nobody wants is decoded somewhere, so that its prefill engine frees it. Each row
+// is what the decode engine does, and what becomes of the hand-off, of the slots and of the
+// engine's name.
 func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 	reset := func(w http.ResponseWriter) {
 		conn, _, err := http.NewResponseController(w).Hijack()

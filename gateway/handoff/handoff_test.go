@@ -49,7 +49,8 @@ func TestAnAnswerOfVeryManyTokensIsWaitedFor(t *testing.T) {
 	}
 }
 
-// An engine that never answers in one piece is not waited for without end, even if the time was over before there was a connection.
+// An engine that never answers in one piece is not waited for without end, even if the time was
+// over before there was a connection.
 func TestAWaitForAWholeAnswerThatIsOverTooEarlyEnds(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // nobody accepts, and nothing is answered
 	require.NoError(t, err)
@@ -65,7 +66,8 @@ func TestAWaitForAWholeAnswerThatIsOverTooEarlyEnds(t *testing.T) {
 	require.True(t, engine.WasSilent(err), "%v", err)
 }
 
-// counts is a prefill engine that says how many hand-offs it has freed unfetched: when it is read, and when it is asked.
+// counts is a prefill engine that says how many hand-offs it has freed unfetched: when it is read,
+// and when it is asked.
 type counts struct {
 	told
 	before, now engine.Expiries
@@ -74,8 +76,8 @@ type counts struct {
 func (c *counts) Expiries(string) engine.Expiries                     { return c.before }
 func (c *counts) ExpiriesNow(context.Context, string) engine.Expiries { return c.now }
 
-// Up to the end of its hold, KV is there. After that an answer in one piece is believed if the prefill engine has freed nothing, as far as
-// it is known to count.
+// Up to the end of its hold, KV is there. After that an answer in one piece is believed if the
+// prefill engine has freed nothing, as far as it is known to count.
 func TestThePrefillEnginesCountSaysWhetherKVWasFreed(t *testing.T) {
 	known := engine.Expiries{HandOffs: 3, Start: 100, Known: true}
 	more, restarted := known, known

@@ -11,8 +11,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A hand-off is kept as long as the prefill engine's profile says, and an answer in one piece is doubted after a silence that a request sent
-// at the deadline could not outlast.
+// A hand-off is kept as long as the prefill engine's profile says, and an answer in one piece is
+// doubted after a silence that a request sent at the deadline could not outlast.
 func TestTheWaitForAFirstEventHasTheTimesOfItsHandOff(t *testing.T) {
 	now, traffic := time.Now(), &engine.Traffic{}
 	h := &Handoff{Handoff: mooncake.NewHandoff(nil, now.Add(60*time.Second), now.Add(120*time.Second))}

@@ -98,7 +98,8 @@ func (s *sinks) begin(id string) *Record {
 
 func number(v float64) *float64 { return &v }
 
-// One request whose first engines failed is told by its receipt, its line and the metrics, all from the same facts.
+// One request whose first engines failed is told by its receipt, its line and the metrics, all from
+// the same facts.
 func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t)
@@ -225,7 +226,8 @@ func TestAReceiptSaysWhichScoresAreBetter(t *testing.T) {
 	require.Equal(t, &receipt.Decode{Best: []receipt.Choice{{Name: "d1", Chosen: true}}}, of(3, true, math.NaN()))
 }
 
-// A client that leaves is counted where it left, not where its request was ended afterwards, and once for all its answers that fail.
+// A client that leaves is counted where it left, not where its request was ended afterwards, and
+// once for all its answers that fail.
 func TestAClientThatLeftIsCountedOnceWhereItLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t)
@@ -360,7 +362,8 @@ func TestALogThatCannotBeWrittenIsToldOnce(t *testing.T) {
 	require.Equal(t, 3, logs.Len(), "another time is told again")
 }
 
-// A proxy may start before the reader of its pipe does. The reader then gets what was written until it came.
+// A proxy may start before the reader of its pipe does. The reader then gets what was written until
+// it came.
 func TestAPipeNeedsNoReaderYet(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "requests")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
@@ -391,7 +394,8 @@ func TestAPipeNeedsNoReaderYet(t *testing.T) {
 	require.True(t, bytes.HasSuffix(text, []byte("}\n")))
 }
 
-// The reader of a pipe may stand still, as a disk on a network may. Requests must not stand still with it.
+// The reader of a pipe may stand still, as a disk on a network may. Requests must not stand still
+// with it.
 func TestALogThatStandsStillHoldsNoRequestUp(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "requests")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
@@ -436,7 +440,8 @@ func TestALogThatStandsStillHoldsNoRequestUp(t *testing.T) {
 	require.EqualValues(t, all, <-read+lost, "each line is read or counted")
 }
 
-// A disk that is nearly full takes a part of a line, and a proxy that is killed leaves one. The lines after it must stay whole.
+// A disk that is nearly full takes a part of a line, and a proxy that is killed leaves one. The
+// lines after it must stay whole.
 func TestALineThatWasCutOffSpoilsNoOther(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "requests.jsonl")
 	require.NoError(t, os.WriteFile(file, []byte(`{"id":"killed","mod`), 0o600))

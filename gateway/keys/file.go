@@ -48,7 +48,8 @@ type entry struct {
 	TPM           int    `yaml:"tpm"`
 }
 
-// Parse reads the contents of a key file; errors name path. A file without keys is refused, because it would lock out all callers.
+// Parse reads the contents of a key file; errors name path. A file without keys is refused, because
+// it would lock out all callers.
 func Parse(path string, src []byte) (*Set, error) {
 	entries, lines, err := decode(src)
 	if err != nil {
@@ -83,7 +84,8 @@ func Parse(path string, src []byte) (*Set, error) {
 	return s, nil
 }
 
-// decode returns the entries, and the line on which each begins; lines is nil if they are not known. An empty file has no entries.
+// decode returns the entries, and the line on which each begins; lines is nil if they are not
+// known. An empty file has no entries.
 func decode(src []byte) (entries []entry, lines []int, err error) {
 	defer func() {
 		if v := recover(); v != nil { // goccy/go-yaml v1.19.2 panics if a tag stands in place of a list: "keys: !x y"
@@ -127,8 +129,8 @@ func (e *entry) check() (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(raw), nil
 }
 
-// entryLines returns the line on which each entry begins. For an unusual layout (anchors, several documents) it returns nothing. Errors
-// then name the number of the entry instead of its line.
+// entryLines returns the line on which each entry begins. For an unusual layout (anchors, several
+// documents) it returns nothing. Errors then name the number of the entry instead of its line.
 func entryLines(src []byte) []int {
 	file, err := parser.ParseBytes(src, 0)
 	if err != nil || len(file.Docs) != 1 {
@@ -153,8 +155,8 @@ func entryLines(src []byte) []int {
 	return lines
 }
 
-// redact keeps the position and the reason of a YAML error, and drops the excerpt of the file. The excerpt may contain a key that was
-// pasted by mistake, and a key must not reach the log.
+// redact keeps the position and the reason of a YAML error, and drops the excerpt of the file. The
+// excerpt may contain a key that was pasted by mistake, and a key must not reach the log.
 func redact(err error) error {
 	var yamlErr yaml.Error
 	if !errors.As(err, &yamlErr) { // another error has no excerpt

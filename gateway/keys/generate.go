@@ -8,7 +8,8 @@ import (
 	"strconv"
 )
 
-// Generate returns a new API key of 256 random bits. The key file holds only its hash, so the caller must keep the key.
+// Generate returns a new API key of 256 random bits. The key file holds only its hash, so the
+// caller must keep the key.
 func Generate() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand would end the process instead

@@ -27,8 +27,8 @@ import (
 	"time"
 )
 
-// Key is the entry of one caller in the key file. The zero Key stands for every caller if no key is needed: it has no name and no limits,
-// and is not trusted.
+// Key is the entry of one caller in the key file. The zero Key stands for every caller if no key is
+// needed: it has no name and no limits, and is not trusted.
 type Key struct {
 	Name          string
 	Trusted       bool
@@ -50,8 +50,8 @@ type usage struct {
 	requests, tokens bucket
 }
 
-// TakeRequest counts one request against the key's requests per minute. If none is left, ok is false, and wait is the time until the
-// next one is free. The caller then answers 429.
+// TakeRequest counts one request against the key's requests per minute. If none is left, ok is
+// false, and wait is the time until the next one is free. The caller then answers 429.
 func (k Key) TakeRequest(now time.Time) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.RPM == 0 { // the key has no limit
 		return 0, true
@@ -59,8 +59,9 @@ func (k Key) TakeRequest(now time.Time) (wait time.Duration, ok bool) {
 	return k.usage.requests.take(now, k.RPM, 1)
 }
 
-// TakeTokens counts n tokens, the expected cost of a request, against the key's tokens per minute. If too few are left, it counts none, ok
-// is false, and wait is the time until enough are free. AdjustTokens corrects the number later.
+// TakeTokens counts n tokens, the expected cost of a request, against the key's tokens per minute.
+// If too few are left, it counts none, ok is false, and wait is the time until enough are free.
+// AdjustTokens corrects the number later.
 func (k Key) TakeTokens(now time.Time, n int) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.TPM == 0 { // the key has no limit
 		return 0, true
@@ -68,16 +69,17 @@ func (k Key) TakeTokens(now time.Time, n int) (wait time.Duration, ok bool) {
 	return k.usage.tokens.take(now, k.TPM, n)
 }
 
-// AdjustTokens corrects the estimate that TakeTokens has counted, once the real number of tokens is known: n is the difference. Below 0, it
-// gives tokens back. It never fails, so a key may go into debt.
+// AdjustTokens corrects the estimate that TakeTokens has counted, once the real number of tokens is
+// known: n is the difference. Below 0, it gives tokens back. It never fails, so a key may go into
+// debt.
 func (k Key) AdjustTokens(now time.Time, n int) {
 	if k.usage != nil && k.TPM > 0 { // otherwise the key has no limit, and TakeTokens has counted nothing
 		k.usage.tokens.adjust(now, k.TPM, n)
 	}
 }
 
-// Acquire counts n more running answers of this key. If that would be more than MaxConcurrent, it counts none and ok is false, and the
-// caller answers 429. Release takes them off again.
+// Acquire counts n more running answers of this key. If that would be more than MaxConcurrent, it
+// counts none and ok is false, and the caller answers 429. Release takes them off again.
 func (k Key) Acquire(n int) (ok bool) {
 	if k.usage == nil { // the zero Key has no limits
 		return true
@@ -113,8 +115,9 @@ type Set struct {
 // Required says whether a request needs a key at all.
 func (s *Set) Required() bool { return s.required }
 
-// KeepUsageOf takes over from old, the last version of the file, what each key has used of its limits. It finds a key by its name, so the
-// hash and the limits of a key may be new. Call it before the set is used.
+// KeepUsageOf takes over from old, the last version of the file, what each key has used of its
+// limits. It finds a key by its name, so the hash and the limits of a key may be new. Call it
+// before the set is used.
 func (s *Set) KeepUsageOf(old *Set) {
 	usageOf := make(map[string]*usage, len(old.keys))
 	for _, k := range old.keys {
@@ -133,11 +136,11 @@ func (s *Set) Authenticate(authorization []byte) (key Key, ok bool) {
 	return s.Find(secret)
 }
 
-// Find finds the key of a secret. ok is false if the secret is missing or unknown; the caller answers 401. If no key is required, every
-// caller gets the zero Key.
+// Find finds the key of a secret. ok is false if the secret is missing or unknown; the caller
+// answers 401. If no key is required, every caller gets the zero Key.
 //
-// It compares the secret with every hash in constant time. The time therefore shows neither how close a secret came nor where its key
-// stands in the file.
+// It compares the secret with every hash in constant time. The time therefore shows neither how
+// close a secret came nor where its key stands in the file.
 func (s *Set) Find(secret []byte) (key Key, ok bool) {
 	if !s.required {
 		return Key{}, true
@@ -157,8 +160,8 @@ func (s *Set) Find(secret []byte) (key Key, ok bool) {
 	return s.keys[index], true
 }
 
-// bearer returns the credentials of the Bearer scheme, whose name may be in upper or lower case. ok is false if the header has another
-// scheme, or no credentials.
+// bearer returns the credentials of the Bearer scheme, whose name may be in upper or lower case. ok
+// is false if the header has another scheme, or no credentials.
 func bearer(authorization []byte) (secret []byte, ok bool) {
 	const scheme = "bearer "
 	if len(authorization) <= len(scheme) || !bytes.EqualFold(authorization[:len(scheme)], []byte(scheme)) {

@@ -278,7 +278,8 @@ func BenchmarkAuthenticate(b *testing.B) {
 	}
 }
 
-// A request for more answers than the key may have is refused. Others of the key have their place all the while.
+// A request for more answers than the key may have is refused. Others of the key have their place
+// all the while.
 func TestARequestThatIsRefusedTakesNoPlaceFromAnother(t *testing.T) {
 	k := limited(t, "    max_concurrent: 1\n")
 	stop := make(chan struct{})

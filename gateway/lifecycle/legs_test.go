@@ -26,7 +26,8 @@ func TestConnectorsThatHaveTraits(t *testing.T) {
 	}
 }
 
-// mayCome are the events that the world may send to legs now. asked are effects that are waited for.
+// mayCome are the events that the world may send to legs now. asked are effects that are waited
+// for.
 func (w *twoLegs) mayCome() []EventKind {
 	var all []EventKind
 	switch l := &w.legs; l.prefill {
@@ -193,8 +194,8 @@ var probeEnds = func() (all []CallEnd) {
 	return all
 }()
 
-// In whatever order things happen to two legs: the lease is settled once, and when both calls have ended nothing is owed. One leg ends
-// the other one at most once.
+// In whatever order things happen to two legs: the lease is settled once, and when both calls have
+// ended nothing is owed. One leg ends the other one at most once.
 func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{"layerwise", "sglang"}).Draw(t, "connector")
@@ -212,7 +213,8 @@ func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 	})
 }
 
-// A client that leaves before the first event ends both calls, at once or when what it left may be ended.
+// A client that leaves before the first event ends both calls, at once or when what it left may be
+// ended.
 func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{"layerwise", "sglang"}).Draw(t, "connector")

@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// answers are the events that may follow what is waited for in a state. A panic may follow anything.
+// answers are the events that may follow what is waited for in a state. A panic may follow
+// anything.
 var answers = map[State][]EventKind{
 	Fresh:        {Begun},
 	TryingLocal:  {LocalBound, NoLocal},
@@ -181,8 +182,9 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 	return e
 }
 
-// In whatever order things happen: what is taken is settled once, in a way that is its own, and nothing is held at the end. No
-// hand-off is sent that may have been read. The client gets one answer or one error. A copy does what the first one does.
+// In whatever order things happen: what is taken is settled once, in a way that is its own, and
+// nothing is held at the end. No hand-off is sent that may have been read. The client gets one
+// answer or one error. A copy does what the first one does.
 func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Lifecycle{MustServeHere: rapid.Bool().Draw(t, "bound"), NoHandOff: rapid.IntRange(0, 4).Draw(t, "alone") == 0}
@@ -253,8 +255,8 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 	})
 }
 
-// The client may leave while anything is waited for. The next event ends the request, but for those that something has begun for
-// that must be settled first.
+// The client may leave while anything is waited for. The next event ends the request, but for those
+// that something has begun for that must be settled first.
 func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Lifecycle{}
@@ -284,7 +286,8 @@ func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 	})
 }
 
-// An attempt that is bound before its prefill, or to a rank that prefills and decodes, and comes to the same as a late one, owes the same.
+// An attempt that is bound before its prefill, or to a rank that prefills and decodes, and comes to
+// the same as a late one, owes the same.
 func TestEarlyAggregatedAndLateOweTheSame(t *testing.T) {
 	for _, end := range []CallEnd{{Reason: Left}, {Reason: Leaving}, {Reason: Unowned}, {Reason: NoRank}} {
 		for _, left := range []bool{false, true} {
@@ -327,8 +330,9 @@ func aggregated() Lifecycle {
 	return l
 }
 
-// The lease of a request on a rank that prefills and decodes goes back with its first event, or with the end of its leg: as the
-// engine's failure where that is held against it. No KV is left anywhere, so that nothing is doubted, orphaned or discarded.
+// The lease of a request on a rank that prefills and decodes goes back with its first event, or
+// with the end of its leg: as the engine's failure where that is held against it. No KV is left
+// anywhere, so that nothing is doubted, orphaned or discarded.
 func TestTheLeaseOfAnAggregatedRequest(t *testing.T) {
 	l := aggregated()
 	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, Disposition: Free},
@@ -365,7 +369,8 @@ func coupled() Lifecycle {
 	return l
 }
 
-// What a prefill engine has failed at is held against no decode engine, and keeps no attempt off its rank.
+// What a prefill engine has failed at is held against no decode engine, and keeps no attempt off
+// its rank.
 func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
 	l := coupled()
 	again := Effect{Kind: Pause, Retry: Retry{Budget: Counted, N: 1}}
@@ -381,7 +386,8 @@ func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
 	require.Equal(t, Effect{Kind: ReportFailure, Call: Decode, Blame: Engine}, got[0])
 }
 
-// An attempt of which nothing was sent, or that its engine gave back, does not keep the next one off the rank.
+// An attempt of which nothing was sent, or that its engine gave back, does not keep the next one
+// off the rank.
 func TestWhenARankIsShunned(t *testing.T) {
 	for why, want := range map[Reason]bool{Unready: false, Leaving: false, Preempted: false, NotOurs: true, Broke: true} {
 		l := coupled()
@@ -394,7 +400,8 @@ func TestWhenARankIsShunned(t *testing.T) {
 	}
 }
 
-// The slot of a call that the client's leaving has ended is free at once; else it may have to cool down.
+// The slot of a call that the client's leaving has ended is free at once; else it may have to cool
+// down.
 func TestHowASlotGoesBack(t *testing.T) {
 	for _, row := range []struct {
 		e    Event
@@ -410,7 +417,8 @@ func TestHowASlotGoesBack(t *testing.T) {
 	}
 }
 
-// A prefill engine may have the whole answer: of one token, that is. Then nothing is handed over, and no rank is asked.
+// A prefill engine may have the whole answer: of one token, that is. Then nothing is handed over,
+// and no rank is asked.
 func TestAPrefillEngineMayAnswerAlone(t *testing.T) {
 	var l Lifecycle
 	step := func(e Event) (all []EffectKind) {

@@ -36,7 +36,8 @@ func spent(e CallEnd) bool {
 // begins is how such a request does.
 var begins = Event{Kind: Begun, Bind: Passthrough}
 
-// onePassed is what a model of the world knows of a request that is passed through, by the effects alone.
+// onePassed is what a model of the world knows of a request that is passed through, by the effects
+// alone.
 type onePassed struct {
 	life                  Lifecycle
 	held                  [resources]int
@@ -107,8 +108,9 @@ func (w *onePassed) drawn(t *rapid.T) Event {
 	return e
 }
 
-// In whatever order things happen: what is taken is settled once, in a way that is its own, and nothing is held at the end. The
-// engines of a request are few. A copy does what the first one does.
+// In whatever order things happen: what is taken is settled once, in a way that is its own, and
+// nothing is held at the end. The engines of a request are few. A copy does what the first one
+// does.
 func TestWhatAPassedRequestTakesIsSettledOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w onePassed
@@ -131,8 +133,9 @@ func TestWhatAPassedRequestTakesIsSettledOnce(t *testing.T) {
 	})
 }
 
-// A request of which an engine may have died goes to no other engine, unless it was ended because that engine drains. The engine itself
-// gets it a second time only where a connection ended that had been kept alive.
+// A request of which an engine may have died goes to no other engine, unless it was ended because
+// that engine drains. The engine itself gets it a second time only where a connection ended that
+// had been kept alive.
 func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w onePassed

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is told of a request until it stands where the questions begin. A late one is bound after its prefill, an early one before.
+// What is told of a request until it stands where the questions begin. A late one is bound after
+// its prefill, an early one before.
 const (
 	probing = "Begun; NoLocal; Turn; "
 	pooled  = probing + "HandedOver; "
@@ -15,8 +16,8 @@ const (
 	both    = "Begun; NoLocal; Turn Bind=Early; Bound; "
 )
 
-// What happens if one thing happens while another is under way. Each answer stands in the tables of verdict.go, in held.go and in the
-// table of waits; here it is what the last event has done.
+// What happens if one thing happens while another is under way. Each answer stands in the tables of
+// verdict.go, in held.go and in the table of waits; here it is what the last event has done.
 func TestWhatHappensIf(t *testing.T) {
 	w := readWords(t)
 	for _, q := range []struct{ question, told, done string }{

@@ -20,9 +20,11 @@ import (
 var recordings = flag.String("recording", "", "a pattern of files that `go run ./bench/rigs/chaos -record FILE` wrote: their lives are "+
 	"driven, and with -update they become testdata/recording.txt")
 
-// The lives of real requests, as chaos runs recorded them, do again what they did, and so does a copy taken in the middle of each.
-// testdata/recording.txt has each distinct life once; `make recording` makes it anew. Where lives are meant to do something else than they
-// did, -update writes what they do now. What no run has met is printed: that is what the properties of this package are for.
+// The lives of real requests, as chaos runs recorded them, do again what they did, and so does a
+// copy taken in the middle of each. testdata/recording.txt has each distinct life once; `make
+// recording` makes it anew. Where lives are meant to do something else than they did, -update
+// writes what they do now. What no run has met is printed: that is what the properties of this
+// package are for.
 func TestRecordedLivesDoAgainWhatTheyDid(t *testing.T) {
 	const file = "testdata/recording.txt"
 	w := readWords(t)
@@ -51,14 +53,16 @@ type played struct {
 	steps []step
 }
 
-// A step is how a value begins, or a life goes on, or else what it was told, and what it said to that.
+// A step is how a value begins, or a life goes on, or else what it was told, and what it said to
+// that.
 type step struct {
 	begin *beginning
 	event *Event
 	do    []Effect
 }
 
-// beginning is how a life stands when its request begins, or when its answer was lost and is to go on.
+// beginning is how a life stands when its request begins, or when its answer was lost and is to go
+// on.
 type beginning struct {
 	Bound, Alone bool
 	History      routing
@@ -122,8 +126,8 @@ func (w *words) whereOf(p *Pair) string {
 	return w.of("prefilling", int(p.prefill)) + " " + w.of("decoding", int(p.decode))
 }
 
-// fromRuns reads what runs have written. A count of tokens becomes its rank among those of the same life, for only what is more matters,
-// and engines become numbers of their life.
+// fromRuns reads what runs have written. A count of tokens becomes its rank among those of the same
+// life, for only what is more matters, and engines become numbers of their life.
 func (w *words) fromRuns(t *testing.T, pattern string) (head []string, lives []played) {
 	if pattern == "" {
 		return nil, nil
@@ -200,7 +204,8 @@ func rename(steps []step) {
 	}
 }
 
-// the parts of the file: where it comes from, the steps, and the lives as numbers of steps, behind how often each came
+// the parts of the file: where it comes from, the steps, and the lives as numbers of steps, behind
+// how often each came
 const between = "--\n"
 
 func write(head []string, distinct map[string]int) []byte {
@@ -319,7 +324,8 @@ func (m *met) report(w *words) []string {
 	return lines
 }
 
-// pairsOfLegs are all states that two legs may come to in the world of legs_test.go, with what may be told in them.
+// pairsOfLegs are all states that two legs may come to in the world of legs_test.go, with what may
+// be told in them.
 func (w *words) pairsOfLegs() (all []string) {
 	pairs := map[string]bool{}
 	for _, t := range traitsByName {

@@ -85,7 +85,8 @@ func TestHowALostAnswerGoesOn(t *testing.T) {
 	}
 }
 
-// However an answer was lost: what goes on has as many tokens as engines are told to count, and no more than it may have.
+// However an answer was lost: what goes on has as many tokens as engines are told to count, and no
+// more than it may have.
 func TestAPlanFitsWhatWasSaid(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l, is := lost(), func(name string) bool { return rapid.Bool().Draw(t, name) }

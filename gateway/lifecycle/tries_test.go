@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// faulty is the end of a call whose engine says that it failed; broken that of one whose connection broke.
+// faulty is the end of a call whose engine says that it failed; broken that of one whose connection
+// broke.
 func faulty(engine string) Event {
 	return Event{Kind: CallFailed, Engine: engine, Faulty: true, End: CallEnd{Call: Decode, Progress: Through, Reason: Failed, Open: true}}
 }
@@ -109,8 +110,8 @@ func TestHowAttemptsCount(t *testing.T) {
 	}
 }
 
-// After a connection that had ended unseen all calls of a request dial, whatever becomes of it, and the rank is not shunned. A request
-// under which engines die does not get another one for that.
+// After a connection that had ended unseen all calls of a request dial, whatever becomes of it, and
+// the rank is not shunned. A request under which engines die does not get another one for that.
 func TestAStaleConnectionIsNoAttempt(t *testing.T) {
 	stale := Event{Kind: CallFailed, BrokenConn: BrokenConn{Engine: "decode a"}, End: CallEnd{Call: Decode, Progress: Sent, Reason: Stale}}
 	l := coupledAfter(Lifecycle{})
@@ -187,8 +188,9 @@ func TestWhoseA500Was(t *testing.T) {
 	require.Contains(t, l.Step(Event{Kind: GivenUp}, nil), Effect{Kind: Resolve, Blame: Disputed}, "no other engine had it")
 }
 
-// A rank that computes the prompt itself and refuses a request has taken nothing, as a prefill engine that refuses it: the first few
-// are no attempts. A rank that was to pull KV has cost a prefill.
+// A rank that computes the prompt itself and refuses a request has taken nothing, as a prefill
+// engine that refuses it: the first few are no attempts. A rank that was to pull KV has cost a
+// prefill.
 func TestRefusalsOfRanksThatDoBothAreNoAttempts(t *testing.T) {
 	for _, why := range []Reason{Throttled, Busy} {
 		l := Lifecycle{}

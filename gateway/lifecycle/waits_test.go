@@ -63,8 +63,8 @@ func TestEveryWaitHasABound(t *testing.T) {
 	require.Equal(t, want, string(page), "go test ./gateway/lifecycle -run TestEveryWaitHasABound -update writes it")
 }
 
-// A wait is a state in which a request waits for something: for how long at most, what ends the wait earlier, and what follows when the
-// time is over. docs/failures.md shows them.
+// A wait is a state in which a request waits for something: for how long at most, what ends the
+// wait earlier, and what follows when the time is over. docs/failures.md shows them.
 type wait struct {
 	State State
 	When  string // where only some requests wait in this state
@@ -128,8 +128,9 @@ var stateNames = [states]string{"fresh", "placing", "queued", "forwarded", "pref
 	"offering",
 	"streaming", "confirming", "lost", "choosing", "calling", "redialing", "done"}
 
-// saidLimits are the limits that lives say of each script, dialect and shape of an answer, by the state in which they wait. What legs that
-// run beside each other wait for counts as the state in which both are under way.
+// saidLimits are the limits that lives say of each script, dialect and shape of an answer, by the
+// state in which they wait. What legs that run beside each other wait for counts as the state in
+// which both are under way.
 func saidLimits(t *testing.T) map[State]map[Timeout]bool {
 	said := map[State]map[Timeout]bool{Calling: {}}
 	var passed Lifecycle

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// words are the names of this package's constants, as its source has them: by type and value, and the values by type and name. So a
-// recording stays good when a constant is added.
+// words are the names of this package's constants, as its source has them: by type and value, and
+// the values by type and name. So a recording stays good when a constant is added.
 type words struct {
 	names  map[string]map[int]string
 	values map[string]map[string]int
@@ -66,7 +66,8 @@ func (w *words) of(typ string, value int) string {
 	return fmt.Sprint(typ, value)
 }
 
-// toldAlways are fields that are written although they have their type's first value, by what happens or is done.
+// toldAlways are fields that are written although they have their type's first value, by what
+// happens or is done.
 var toldAlways = map[string][]string{
 	"CallFailed": {"End.Call", "End.Progress", "End.Reason"}, "PrefillFailed": {"End.Progress", "End.Reason"}, "NotFound": {"End.Progress", "End.Reason"}, "DecodeFailed": {"Reason"},
 	"Settle": {"Resource", "Disposition"}, "Fail": {"Error"}, "Resolve": {"Blame"}, "ReportFailure": {"Blame", "Call"}, "Pause": {"Retry.Budget"},

@@ -14,8 +14,8 @@ import (
 // MostDecisions is how many decisions a Document has at most.
 const MostDecisions = 24
 
-// Decisions summarises the receipts of the last requests. For a request that still runs, WaitMs counts
-// up to now, and fields that are not known yet are empty.
+// Decisions summarises the receipts of the last requests. For a request that still runs, WaitMs
+// counts up to now, and fields that are not known yet are empty.
 func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	all := make([]Decision, 0, len(last))
 	for _, r := range last {
@@ -46,8 +46,9 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	return all
 }
 
-// why returns short sentences: how the engines of the request's last attempt were chosen, and why that attempt failed if it did. A request
-// with several prompts or several answers is served in parts (legs), each of which has attempts of its own.
+// why returns short sentences: how the engines of the request's last attempt were chosen, and why
+// that attempt failed if it did. A request with several prompts or several answers is served in
+// parts (legs), each of which has attempts of its own.
 func why(r *receipt.Receipt) string {
 	var sentences []string
 	say := func(format string, args ...any) { sentences = append(sentences, fmt.Sprintf(format, args...)+".") }
@@ -104,7 +105,8 @@ func onEngine(engine string) string {
 	return " on " + engine
 }
 
-// whyRank returns sentences that say why a request got its decode rank: without a trace of the decision, only the policy and the stage.
+// whyRank returns sentences that say why a request got its decode rank: without a trace of the
+// decision, only the policy and the stage.
 func whyRank(d *receipt.Decode) []string {
 	if d.Able == 0 { // there is no trace, because dispatcher.Config.Explain is not set
 		stage := cmp.Or(d.Stage, "bound") // without a stage it is only known that the request was bound to the rank

@@ -1,10 +1,12 @@
 // Package live shows the present state of a proxy. The page on the admin listener
 // and `evenkeel top` read the same document.
 //
-// GET /live answers with a stream of events. The first event, `history`, has a History: the last minutes of the values that are drawn as
-// lines. Then an event `document` follows every second, with a Document, and an event `strip` every five seconds, with a Strip. Each
-// Document and each Strip is complete, so a reader needs only the latest ones. GET /live?once answers with one Document, and GET /live?at=
-// with the Document of a given time in the last 15 minutes. With the parameter text, both answer with a page of text.
+// GET /live answers with a stream of events. The first event, `history`, has a History: the last
+// minutes of the values that are drawn as lines. Then an event `document` follows every second,
+// with a Document, and an event `strip` every five seconds, with a Strip. Each Document and each
+// Strip is complete, so a reader needs only the latest ones. GET /live?once answers with one
+// Document, and GET /live?at= with the Document of a given time in the last 15 minutes. With the
+// parameter text, both answer with a page of text.
 package live
 
 import (
@@ -12,8 +14,8 @@ import (
 	"evenkeel/gateway/watch"
 )
 
-// Form is the version of the Document's format. New fields keep the version. The version rises if a field is removed or changes its
-// meaning.
+// Form is the version of the Document's format. New fields keep the version. The version rises if a
+// field is removed or changes its meaning.
 const Form = 3
 
 // Document has everything that the page shows at one instant. Names of fields end in their unit:
@@ -72,7 +74,8 @@ type RankLine struct {
 	KVTokens []int64 `json:"kv_tokens"`
 }
 
-// NumbersLine has the values of one number of the whole proxy at the times in History.AtMs, oldest first.
+// NumbersLine has the values of one number of the whole proxy at the times in History.AtMs, oldest
+// first.
 type NumbersLine struct {
 	Name   string  `json:"name"`
 	Values []int64 `json:"values"`

@@ -7,8 +7,8 @@ import (
 	"evenkeel/gateway/watch"
 )
 
-// Fake is a livetest.Proxy. That package imports this one, so that the tests of this one cannot import it: handed_test.go,
-// which is outside of this package, hands it to them.
+// Fake is a livetest.Proxy. That package imports this one, so that the tests of this one cannot
+// import it: handed_test.go, which is outside of this package, hands it to them.
 type Fake interface {
 	Watch() *watch.Watch
 	Live(*watch.Watch) *Live

@@ -7,7 +7,8 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// historyOf turns the samples of the last minutes into a History. It leaves out lines that have no value in any sample.
+// historyOf turns the samples of the last minutes into a History. It leaves out lines that have no
+// value in any sample.
 func historyOf(samples []detect.Sample) History {
 	out := History{Form: Form, EveryMs: detect.SampleInterval.Milliseconds(), AtMs: make([]int64, len(samples)), Ranks: []RankLine{},
 		Lines: []NumbersLine{}}
@@ -37,8 +38,9 @@ func historyOf(samples []detect.Sample) History {
 	return out
 }
 
-// lineValues returns the values of a sample in the order of lineNames; -1: not known. Values are whole numbers. Therefore requests are
-// counted per 1000 s, because fewer than one may come per second, and latencies are in microseconds.
+// lineValues returns the values of a sample in the order of lineNames; -1: not known. Values are
+// whole numbers. Therefore requests are counted per 1000 s, because fewer than one may come per
+// second, and latencies are in microseconds.
 func lineValues(s *detect.Sample) [len(lineNames)]int64 {
 	microseconds := func(ms float64, of detect.Latency) int64 {
 		if of.Samples == 0 {

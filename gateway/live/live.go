@@ -27,7 +27,8 @@ type Options struct {
 	Log       *zap.Logger
 }
 
-// Live serves GET /live. It shows the results of a Watch to its readers, who are called watchers here.
+// Live serves GET /live. It shows the results of a Watch to its readers, who are called watchers
+// here.
 type Live struct {
 	watch      *watch.Watch
 	opt        Options
@@ -62,8 +63,8 @@ func New(w *watch.Watch, opt Options) *Live {
 	return l
 }
 
-// storeAndSend stores the document of a snapshot, for requests with at=, and sends it to all watchers. If the snapshot ends a bin of five
-// seconds, it also sends the new strip.
+// storeAndSend stores the document of a snapshot, for requests with at=, and sends it to all
+// watchers. If the snapshot ends a bin of five seconds, it also sends the new strip.
 func (l *Live) storeAndSend(snapshot *watch.Snapshot) {
 	data, err := json.Marshal(l.document(snapshot))
 	if err != nil { // a bug: some number is NaN or infinite, which JSON cannot express
@@ -119,8 +120,8 @@ func (l *Live) hasWatchers() bool {
 	return len(l.watchers) > 0
 }
 
-// send gives the news of the last second to every watcher. It drops a watcher that has not read the news before them yet, because this
-// watcher is too slow to show the present state.
+// send gives the news of the last second to every watcher. It drops a watcher that has not read the
+// news before them yet, because this watcher is too slow to show the present state.
 func (l *Live) send(n news) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,9 +135,10 @@ func (l *Live) send(n news) {
 	}
 }
 
-// addWatcher adds a watcher. If there are maxWatchers already, the stream of the oldest one is ended, because its client may be gone:
-// the buffers of a connection take documents for a long time even if no client reads them. ok is false if even the oldest watcher has
-// read for less than minWatchTime.
+// addWatcher adds a watcher. If there are maxWatchers already, the stream of the oldest one is
+// ended, because its client may be gone: the buffers of a connection take documents for a long time
+// even if no client reads them. ok is false if even the oldest watcher has read for less than
+// minWatchTime.
 func (l *Live) addWatcher(now time.Time) (w *watcher, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,8 +167,8 @@ func (l *Live) removeWatcher(w *watcher) {
 	delete(l.watchers, w)
 }
 
-// ServeHTTP answers GET /live: with a page of text for ?text, with a stored document for ?at=, with the present document for ?once, and
-// otherwise with a stream of events.
+// ServeHTTP answers GET /live: with a page of text for ?text, with a stored document for ?at=, with
+// the present document for ?once, and otherwise with a stream of events.
 func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	if r.URL.Query().Has("text") {
@@ -185,8 +187,9 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l.serveStream(w, r)
 }
 
-// serveStream answers first with the history, the document and the strip, and then with the news of each second, until the watcher leaves
-// or is dropped. The strip has what happened in the last quarter of an hour, in bins of five seconds. It is sent again when a bin ends.
+// serveStream answers first with the history, the document and the strip, and then with the news of
+// each second, until the watcher leaves or is dropped. The strip has what happened in the last
+// quarter of an hour, in bins of five seconds. It is sent again when a bin ends.
 func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
 	watcher, ok := l.addWatcher(time.Now())
 	if !ok {
@@ -216,7 +219,8 @@ func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveText answers with a page of text: of the present document, or of the document stored at the time at.
+// serveText answers with a page of text: of the present document, or of the document stored at the
+// time at.
 func (l *Live) serveText(w http.ResponseWriter, r *http.Request) {
 	query, width := r.URL.Query(), usualWidth
 	if query.Has("width") {

@@ -18,8 +18,9 @@ var files embed.FS
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// Page returns the handlers of the page's files by their paths: / is the page, /page/ has its modules.
-// The files contain nothing about this proxy, so they need no token. The page asks for the token and sends it with GET /live.
+// Page returns the handlers of the page's files by their paths: / is the page, /page/ has its
+// modules. The files contain nothing about this proxy, so they need no token. The page asks for the
+// token and sends it with GET /live.
 func Page() map[string]http.Handler {
 	pages, err := fs.Sub(files, "page")
 	if err != nil { // impossible: the folder is embedded
@@ -44,7 +45,8 @@ func Page() map[string]http.Handler {
 	return all
 }
 
-// restricted adds headers that restrict what a browser may do with the file: no foreign content, no frames, no guessed types.
+// restricted adds headers that restrict what a browser may do with the file: no foreign content, no
+// frames, no guessed types.
 func restricted(serve http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

@@ -7,8 +7,9 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Rounds describes how a group of ranks that prefill and decode gets its prompts. A round sends prompts to several ranks at once. If Sent
-// has grown since the document before, rounds were sent in this second, to the ranks whose Prompts have grown.
+// Rounds describes how a group of ranks that prefill and decode gets its prompts. A round sends
+// prompts to several ranks at once. If Sent has grown since the document before, rounds were sent
+// in this second, to the ranks whose Prompts have grown.
 type Rounds struct {
 	Sent         uint64  `json:"sent"`          // rounds since the start; 0 for policies without rounds
 	RanksFilled  float64 `json:"ranks_filled"`  // mean number of ranks with a prompt to compute when a round was sent, since the start
@@ -19,8 +20,9 @@ type Rounds struct {
 	Says         string  `json:"says"`          // the fields above in words
 }
 
-// roundsOf describes how a group gets its prompts; nil: its ranks do not prefill. Some policies hold requests back, although a slot is
-// free, until they send several to different ranks at once (a round).
+// roundsOf describes how a group gets its prompts; nil: its ranks do not prefill. Some policies
+// hold requests back, although a slot is free, until they send several to different ranks at once
+// (a round).
 func roundsOf(g *detect.Group) *Rounds {
 	t := g.Rounds
 	if t == nil {

@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// BenchmarkSecond is what a second costs of judging and telling 144 ranks, whose facts cost nothing here: without a reader one second in
-// five is a look, with one every second is, and its document is compressed, sent and read.
+// BenchmarkSecond is what a second costs of judging and telling 144 ranks, whose facts cost nothing
+// here: without a reader one second in five is a look, with one every second is, and its document
+// is compressed, sent and read.
 func BenchmarkSecond(b *testing.B) {
 	for name, read := range map[string]bool{"nobody-reads": false, "page-open": true} {
 		b.Run(name, func(b *testing.B) {

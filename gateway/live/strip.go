@@ -13,7 +13,8 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Strip has the last quarter of an hour in bins of five seconds, the oldest first. Every list of numbers is as long as AtMs.
+// Strip has the last quarter of an hour in bins of five seconds, the oldest first. Every list of
+// numbers is as long as AtMs.
 type Strip struct {
 	Form     int           `json:"form"`
 	EveryMs  int64         `json:"every_ms"` // length of a bin; the last bin is not complete yet
@@ -56,8 +57,9 @@ const (
 // stripForm is the version of the Strip's format. It rises as Form does.
 const stripForm = 1
 
-// stripOf makes the strip from the bins of the last quarter of an hour. For each bin it has the requests that ended and failed, the loads
-// of the groups, and what happened to engines and the proxy. Counts are differences from the bin before.
+// stripOf makes the strip from the bins of the last quarter of an hour. For each bin it has the
+// requests that ended and failed, the loads of the groups, and what happened to engines and the
+// proxy. Counts are differences from the bin before.
 func stripOf(bins []detect.Sample) Strip {
 	s := Strip{Form: stripForm, EveryMs: detect.BinLength.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
@@ -93,8 +95,9 @@ func stripOf(bins []detect.Sample) Strip {
 	return s
 }
 
-// binsToShow returns the bins that the strip shows. If the bins cover the whole time of the strip, the first of them is not shown. It is
-// the bin before the first one that is shown, whose counts are differences from it. before is nil if no such bin is known.
+// binsToShow returns the bins that the strip shows. If the bins cover the whole time of the strip,
+// the first of them is not shown. It is the bin before the first one that is shown, whose counts
+// are differences from it. before is nil if no such bin is known.
 func binsToShow(bins []detect.Sample) (before *detect.Sample, shown []detect.Sample) {
 	n := len(bins)
 	if n > 0 && beginOfBin(&bins[n-1])-beginOfBin(&bins[0]) >= detect.BinsKeptFor.Milliseconds() {
@@ -116,8 +119,8 @@ func (s *Strip) sortLines() {
 	})
 }
 
-// addFailures fills in the failures of bin i, which are those since the bin before. n is the number of bins. It returns how many of them
-// were a 429.
+// addFailures fills in the failures of bin i, which are those since the bin before. n is the number
+// of bins. It returns how many of them were a 429.
 func (s *Strip) addFailures(i, n int, bin, before *detect.Sample) (refused int64) {
 	for outcome, count := range bin.Failures {
 		increase := int64(count - min(count, before.Failures[outcome])) // a difference below 0 counts as 0
@@ -149,8 +152,8 @@ func (s *Strip) addLoads(i, n int, bin *detect.Sample) {
 	}
 }
 
-// eventsBetween returns what happened between two samples. before is nil for the first sample; then a recent start of the proxy is the only
-// event.
+// eventsBetween returns what happened between two samples. before is nil for the first sample; then
+// a recent start of the proxy is the only event.
 func eventsBetween(before, after *detect.Sample) (list []Event) {
 	add := func(kind, format string, args ...any) {
 		list = append(list, Event{after.At.UnixMilli(), kind, fmt.Sprintf(format, args...)})
@@ -184,8 +187,9 @@ func eventsBetween(before, after *detect.Sample) (list []Event) {
 	return list
 }
 
-// enginesByChange returns the engines that both samples have and whose state has changed, sorted by name. The key of the result is what
-// they did: wentDown, cameBack, beganToDrain or undrained. For this only three kinds of states count: up, drain, and down for all others.
+// enginesByChange returns the engines that both samples have and whose state has changed, sorted by
+// name. The key of the result is what they did: wentDown, cameBack, beganToDrain or undrained. For
+// this only three kinds of states count: up, drain, and down for all others.
 func enginesByChange(before, after *detect.Sample) map[string][]detect.EngineName {
 	changed := map[string][]detect.EngineName{}
 	for _, e := range slices.SortedFunc(maps.Keys(after.Engines), func(a, b detect.EngineName) int {
@@ -209,8 +213,9 @@ const (
 	beganToDrain = "began to drain"
 )
 
-// changeOf returns what an engine did when its state changed. from and to are different kinds of states: up, drain, or down, which stands
-// for all other states, too (stateKind). So a change from one bad state to another does not come here.
+// changeOf returns what an engine did when its state changed. from and to are different kinds of
+// states: up, drain, or down, which stands for all other states, too (stateKind). So a change from
+// one bad state to another does not come here.
 func changeOf(from, to string) string {
 	switch {
 	case to == "down":
@@ -231,7 +236,8 @@ func stateKind(state string) string {
 	return "down"
 }
 
-// roleAndName names an engine or a rank with its role, in words that can begin a sentence: "Decode engine 10.0.0.1:8000".
+// roleAndName names an engine or a rank with its role, in words that can begin a sentence: "Decode
+// engine 10.0.0.1:8000".
 func roleAndName(e detect.EngineName) string {
 	kind := e.Role + " engine "
 	if strings.Contains(e.Name, "/") {

@@ -141,7 +141,8 @@ func TestAClockThatWasSetBackBeginsAnew(t *testing.T) {
 	require.Equal(t, []Event{{back.Add(54 * time.Second).UnixMilli(), "drain", "The proxy began to drain"}}, s.Events)
 }
 
-// A number that was never known has no line, and every line has a value for every sample: what the rank held then, or -1.
+// A number that was never known has no line, and every line has a value for every sample: what the
+// rank held then, or -1.
 func TestHistory(t *testing.T) {
 	var r detect.Ring
 	require.Empty(t, historyOf(r.Seconds()).Lines)

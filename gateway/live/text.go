@@ -20,7 +20,8 @@ const (
 	linesOfText = 200
 )
 
-// Bounds of the lists on the page of text, so that all of them fit on a screen. GET /live?once has everything.
+// Bounds of the lists on the page of text, so that all of them fit on a screen. GET /live?once has
+// everything.
 const (
 	incidentsInFull   = 3
 	incidentsNamed    = 10
@@ -51,7 +52,8 @@ func textOf(d *Document, width int) string {
 	return strings.Join(s.lines, "\n") + "\n"
 }
 
-// proxy writes one line: the id, version, region and role of the proxy, and whether it serves requests.
+// proxy writes one line: the id, version, region and role of the proxy, and whether it serves
+// requests.
 func (s *sheet) proxy(d *Document) {
 	p, state := &d.Proxy, "ready"
 	switch {
@@ -65,8 +67,9 @@ func (s *sheet) proxy(d *Document) {
 	s.paragraph(0, fmt.Sprintf("%s, up %s, %s: %s", name, durationText(p.UptimeS), clock(d.AtMs), state))
 }
 
-// incidents writes the lasting incidents, the most harmful first. The first incidentsInFull get a paragraph each, the next ones up to
-// incidentsNamed get one line each, and further ones are only counted.
+// incidents writes the lasting incidents, the most harmful first. The first incidentsInFull get a
+// paragraph each, the next ones up to incidentsNamed get one line each, and further ones are only
+// counted.
 func (s *sheet) incidents(d *Document) {
 	lasting := 0
 	for i := range d.Incidents {
@@ -142,8 +145,9 @@ func (s *sheet) traffic(d *Document) {
 	}
 }
 
-// adviceText is the sentence of an advice on the number of ranks. Advice is a mean over the last minute, so it may call the ranks enough
-// although many requests wait now. In this case, adviceText says that the advice is not known.
+// adviceText is the sentence of an advice on the number of ranks. Advice is a mean over the last
+// minute, so it may call the ranks enough although many requests wait now. In this case, adviceText
+// says that the advice is not known.
 func adviceText(a *advice.Advice, incidents []detect.Incident) string {
 	manyWait := slices.ContainsFunc(incidents, func(in detect.Incident) bool { return in.UntilMs == 0 && in.Crowded }) // 0: it lasts
 	callsRanksEnough := len(a.Steps) > 0 && a.Steps[0].Reason == advice.ReasonBalanced
@@ -153,16 +157,17 @@ func adviceText(a *advice.Advice, incidents []detect.Incident) string {
 	return a.Says
 }
 
-// prefill writes a summary of the queue of prompts and of batch requests, and then a line per prefill engine, those that take no prompts
-// first.
+// prefill writes a summary of the queue of prompts and of batch requests, and then a line per
+// prefill engine, those that take no prompts first.
 func (s *sheet) prefill(p *detect.Prefill) {
 	s.lines = append(s.lines, "")
 	s.paragraph(0, prefillSummary(p))
 	s.prefillEngines(p.Engines)
 }
 
-// prefillSummary says how many requests wait for prefill, and which share of the prompt tokens was found in prefix caches (hits). It also
-// says how many batch requests wait and ran, if there are any.
+// prefillSummary says how many requests wait for prefill, and which share of the prompt tokens was
+// found in prefix caches (hits). It also says how many batch requests wait and ran, if there are
+// any.
 func prefillSummary(p *detect.Prefill) string {
 	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting,
 		p.QueueMax, 100*p.HitShare)
@@ -175,9 +180,10 @@ func prefillSummary(p *detect.Prefill) string {
 	return text
 }
 
-// prefillEngines writes a line per prefill engine, those that take no prompts first: its state, the share of its KV cache in use and the
-// share from which on it gets no prompts, its unanswered prompts (probes), how many of their tokens are still to be computed (new), and
-// the share of prompt tokens that were found in its prefix cache (hits).
+// prefillEngines writes a line per prefill engine, those that take no prompts first: its state, the
+// share of its KV cache in use and the share from which on it gets no prompts, its unanswered
+// prompts (probes), how many of their tokens are still to be computed (new), and the share of
+// prompt tokens that were found in its prefix cache (hits).
 func (s *sheet) prefillEngines(all []detect.PrefillEngine) {
 	list := slices.Clone(all)
 	slices.SortStableFunc(list, func(a, b detect.PrefillEngine) int { return cmp.Compare(rankOfState(a.State), rankOfState(b.State)) })
@@ -196,7 +202,8 @@ func (s *sheet) prefillEngines(all []detect.PrefillEngine) {
 	}
 }
 
-// rankOfState sorts engines that take no prompts before those that do: it returns 1 for the state of an engine that takes prompts, else 0.
+// rankOfState sorts engines that take no prompts before those that do: it returns 1 for the state
+// of an engine that takes prompts, else 0.
 func rankOfState(state string) int {
 	if state == "open" {
 		return 1
@@ -204,7 +211,8 @@ func rankOfState(state string) int {
 	return 0
 }
 
-// engines writes the number of engines that are up, and a line per engine that has trouble or drains.
+// engines writes the number of engines that are up, and a line per engine that has trouble or
+// drains.
 func (s *sheet) engines(all []detect.Engine) {
 	unwell, up := 0, 0
 	for _, e := range all {
@@ -268,7 +276,8 @@ func (s *sheet) decisions(all []Decision) {
 	}
 }
 
-// withFullStop adds a full stop to a sentence that has none. It leaves an empty text and a question as they are.
+// withFullStop adds a full stop to a sentence that has none. It leaves an empty text and a question
+// as they are.
 func withFullStop(sentence string) string {
 	if sentence == "" || strings.HasSuffix(sentence, ".") || strings.HasSuffix(sentence, "?") {
 		return sentence

@@ -21,8 +21,8 @@ func (s *sheet) model(m *Model, d *Document) {
 	}
 }
 
-// group writes how evenly the ranks of a group are loaded, their loads, and how ranks that prefill get their prompts
-// (rounds).
+// group writes how evenly the ranks of a group are loaded, their loads, and how ranks that prefill
+// get their prompts (rounds).
 func (s *sheet) group(g *Group, t *detect.Traffic) {
 	s.paragraph(2, groupSummary(g, t))
 	s.ranks(g)
@@ -37,8 +37,9 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 // indentInGroup is how many columns the text about a group is indented.
 const indentInGroup = 4
 
-// groupSummary says how many ranks a group has, which policy it has, and how evenly its ranks are loaded. A step of a group waits for its
-// fullest rank. ModelMs is the length of a step at the present loads, by the step model, and LostShare the part of it that imbalance costs.
+// groupSummary says how many ranks a group has, which policy it has, and how evenly its ranks are
+// loaded. A step of a group waits for its fullest rank. ModelMs is the length of a step at the
+// present loads, by the step model, and LostShare the part of it that imbalance costs.
 func groupSummary(g *Group, t *detect.Traffic) string {
 	name := "group " + g.Name
 	if g.Name == "" {
@@ -62,8 +63,8 @@ func groupSummary(g *Group, t *detect.Traffic) string {
 	if g.ModelMs > 0 { // 0: there is no step model
 		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
 	}
-	// If tokens come much more slowly than one per step, the streams do not run in common steps, and the step time means little.
-	// Without samples of TPOT, common steps are assumed.
+	// If tokens come much more slowly than one per step, the streams do not run in common steps, and
+	// the step time means little. Without samples of TPOT, common steps are assumed.
 	const muchSlower = 3 // a stream that gets a token per step has a TPOT of about one step
 	haveCommonSteps := t.TPOT.Samples == 0 || t.TPOT.P50Ms <= muchSlower*g.StepMs
 	if g.StepMs > 0 && haveCommonSteps {
@@ -78,8 +79,9 @@ func groupSummary(g *Group, t *detect.Traffic) string {
 	return text
 }
 
-// ranks draws the KV tokens of each rank, writes their mean and extremes, and names the ranks that are not up. If no rank takes part in the
-// steps of the group (InSteps), no load counts, and it writes nothing.
+// ranks draws the KV tokens of each rank, writes their mean and extremes, and names the ranks that
+// are not up. If no rank takes part in the steps of the group (InSteps), no load counts, and it
+// writes nothing.
 func (s *sheet) ranks(g *Group) {
 	var fullest, emptiest *detect.Rank
 	for i := range g.Ranks {
@@ -107,7 +109,8 @@ func (s *sheet) ranks(g *Group) {
 	s.nameRanksNotUp(g)
 }
 
-// nameRanksNotUp names the ranks that are not up, by their state and with its letter in the drawing.
+// nameRanksNotUp names the ranks that are not up, by their state and with its letter in the
+// drawing.
 func (s *sheet) nameRanksNotUp(g *Group) {
 	for _, state := range []string{detect.RankDown, detect.RankOut, detect.RankDraining, detect.RankForeign, detect.RankRemoved} {
 		var names []string
@@ -122,7 +125,8 @@ func (s *sheet) nameRanksNotUp(g *Group) {
 	}
 }
 
-// readTokens is how many KV tokens a step of the rank reads: all but those of prompts that are not computed yet.
+// readTokens is how many KV tokens a step of the rank reads: all but those of prompts that are not
+// computed yet.
 func readTokens(r *detect.Rank) int64 { return r.KVTokens - r.Unread }
 
 // markOf is the letter for a rank's state in the drawings; a space: the rank is up.
@@ -142,8 +146,9 @@ func markOf(state string) rune {
 	return 'x'
 }
 
-// drawBars draws a horizontal bar per rank, with numbers beside it. The bar of the fullest rank has full length. A rank that takes part in
-// no steps has no load that counts, so its line has only its state.
+// drawBars draws a horizontal bar per rank, with numbers beside it. The bar of the fullest rank has
+// full length. A rank that takes part in no steps has no load that counts, so its line has only its
+// state.
 func (s *sheet) drawBars(g *Group) {
 	nameWidth := 0
 	for i := range g.Ranks {
@@ -189,21 +194,22 @@ func bar(r *detect.Rank, g *Group, width int) string {
 	return string(cells)
 }
 
-// eighths is how many eighths (0 to 8) of one cell are filled if a bar fills this share of all cells. It is the bar's length in eighths,
-// rounded, less the eighths of the cells before this one.
+// eighths is how many eighths (0 to 8) of one cell are filled if a bar fills this share of all
+// cells. It is the bar's length in eighths, rounded, less the eighths of the cells before this one.
 func eighths(share float64, cells, cell int) int {
 	return max(0, min(8, int(share*float64(8*cells)+0.5)-8*cell))
 }
 
-// drawColumns draws the ranks in bands, which are rows of columns: at most mostBands bands, each bandLines lines high.
+// drawColumns draws the ranks in bands, which are rows of columns: at most mostBands bands, each
+// bandLines lines high.
 const (
 	mostBands = 8
 	bandLines = 2
 )
 
-// drawColumns draws a column per rank, for groups with many ranks. The column of the fullest rank has full height. A rank that is not up
-// has the letter of its state at the foot of its column. For ranks that prefill, a line below shows the prompt tokens that each still has
-// to compute.
+// drawColumns draws a column per rank, for groups with many ranks. The column of the fullest rank
+// has full height. A rank that is not up has the letter of its state at the foot of its column. For
+// ranks that prefill, a line below shows the prompt tokens that each still has to compute.
 func (s *sheet) drawColumns(g *Group) {
 	const labelWidth = 6 // in columns of text, on the left of each line
 	ranksPerLine := s.width - labelWidth
@@ -227,8 +233,9 @@ func (s *sheet) drawColumns(g *Group) {
 	}
 }
 
-// drawLoads draws the columns of one band, in bandLines lines. A column of mostTokens has full height. A rank that takes part in no steps
-// (InSteps) has no load that counts, so its column is empty.
+// drawLoads draws the columns of one band, in bandLines lines. A column of mostTokens has full
+// height. A rank that takes part in no steps (InSteps) has no load that counts, so its column is
+// empty.
 func (s *sheet) drawLoads(ranks []detect.Rank, mostTokens int64) {
 	fullHeight := float64(max(1, mostTokens))   // 1 or more, as loads are divided by it
 	for row := bandLines - 1; row >= 0; row-- { // only the lowest and the highest row have a label

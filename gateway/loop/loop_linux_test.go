@@ -201,7 +201,8 @@ func TestTimeIsTold(t *testing.T) {
 	}
 }
 
-// A place in the loop's table is used again, and an event of the earlier watch is not told to the later.
+// A place in the loop's table is used again, and an event of the earlier watch is not told to the
+// later.
 func TestARemovedWatchHearsNothing(t *testing.T) {
 	l := start(t)
 	first, second := newEar(), newEar()
@@ -323,8 +324,8 @@ func TestAnArrivalAllocatesNothing(t *testing.T) {
 	}))
 }
 
-// A handler that has more to do goes on after the sockets that became ready meanwhile, however much it has to do, and it is
-// told again that its socket has ended.
+// A handler that has more to do goes on after the sockets that became ready meanwhile, however much
+// it has to do, and it is told again that its socket has ended.
 func TestWhoIsNotThroughGoesOnBehindTheOthers(t *testing.T) {
 	l, busy, other := start(t), newEar(), newEar()
 	const turns = 5

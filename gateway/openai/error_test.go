@@ -28,7 +28,8 @@ func TestAnEnginesOwnRefusalKeepsItsBytes(t *testing.T) {
 	require.Equal(t, raw, string((&Error{Status: 400, Message: "ours", Raw: []byte(raw)}).JSON()))
 }
 
-// A packed body of 1 KB may hold a name of megabytes. Errors and the request log repeat only the beginning of it.
+// A packed body of 1 KB may hold a name of megabytes. Errors and the request log repeat only the
+// beginning of it.
 func TestAnErrorRepeatsLittleOfWhatAClientWrote(t *testing.T) {
 	long := strings.Repeat("<", 1<<20)
 	for name, raw := range map[string]string{
@@ -46,7 +47,8 @@ func TestAnErrorRepeatsLittleOfWhatAClientWrote(t *testing.T) {
 	}
 }
 
-// The same holds for requests that one engine serves whole: for a key that has a medium somewhere below it, and for a form.
+// The same holds for requests that one engine serves whole: for a key that has a medium somewhere
+// below it, and for a form.
 func TestAnErrorOfAPassedRequestRepeatsLittleOfIt(t *testing.T) {
 	long := strings.Repeat("<", 1<<20)
 	r, fail := ParsePassed([]byte(`{"model":"m","`+long+`":{"type":"image_url","image_url":"http://10.0.0.1/"}}`), Limits{})

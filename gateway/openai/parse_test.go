@@ -359,7 +359,8 @@ func TestTheOnlyModelNeedsNoName(t *testing.T) {
 	require.Equal(t, "m", named.Model)
 }
 
-// What a request may ask for is the operator's to say where evenkeel or an engine has a bound, and the engines' alone otherwise.
+// What a request may ask for is the operator's to say where evenkeel or an engine has a bound, and
+// the engines' alone otherwise.
 func TestBoundsAreTheOperatorsOrTheEngines(t *testing.T) {
 	list := func(n int, of string) string { return "[" + strings.TrimSuffix(strings.Repeat(of+",", n), ",") + "]" }
 	for _, tc := range []struct {
@@ -581,7 +582,8 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// The echo of a chat is its last message, which would stand in the prompt twice if the answer went on elsewhere.
+// The echo of a chat is its last message, which would stand in the prompt twice if the answer went
+// on elsewhere.
 func TestTheEchoOfAChatCannotGoOnElsewhere(t *testing.T) {
 	r, fail := Parse(mooncake.Chat, []byte(`{"model":"m","echo":true,"add_generation_prompt":false,"messages":[{"role":"assistant","content":"a"}]}`), Limits{})
 	require.Nil(t, fail)

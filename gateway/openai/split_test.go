@@ -8,7 +8,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Only an engine that computes a prompt can tell the logprobs of its tokens, and only one that makes the whole answer can search it.
+// Only an engine that computes a prompt can tell the logprobs of its tokens, and only one that
+// makes the whole answer can search it.
 func TestWhatCannotBeSplit(t *testing.T) {
 	const chats, completes = `{"model":"m","messages":[{"role":"user","content":"x"}],`, `{"model":"m","prompt":"x",`
 	for _, row := range []struct {

@@ -115,7 +115,8 @@ func TestAborts(t *testing.T) {
 	}
 }
 
-// A body of some megabytes may have a million names. Nothing that a request can use has as many, so they must not take memory.
+// A body of some megabytes may have a million names. Nothing that a request can use has as many, so
+// they must not take memory.
 func TestNamesThatNoRequestCanUseTakeNoMemory(t *testing.T) {
 	var list, members strings.Builder
 	for n := range 200_000 {
@@ -182,7 +183,8 @@ func FuzzTokens(f *testing.F) {
 	})
 }
 
-// A number is written as an integer, and then dropped from a stream: what was set last counts, however the client wrote it.
+// A number is written as an integer, and then dropped from a stream: what was set last counts,
+// however the client wrote it.
 func TestPromptLogprobsOfAStreamReachNoDecodeEngine(t *testing.T) {
 	for _, v := range []string{"1", "1.0", "1e0"} {
 		raw := []byte(`{"model":"m","token_ids":[1,2,3],"stream":true,"sampling_params":{"prompt_logprobs":` + v + `,"max_tokens":5}}`)

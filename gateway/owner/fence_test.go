@@ -69,8 +69,8 @@ func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
 	require.False(t, errors.Is(alone.CheckOwned(), ErrNotOwner))
 }
 
-// A lease that the store had lost is taken again with a later epoch, and without a pause. What was marked with the epoch before is not
-// written any more: an engine may have seen the later one.
+// A lease that the store had lost is taken again with a later epoch, and without a pause. What was
+// marked with the epoch before is not written any more: an engine may have seen the later one.
 func TestARequestIsNotWrittenUnderAnEarlierEpoch(t *testing.T) {
 	s, a := &Set{log: zap.NewNop(), checkNow: make(chan struct{}, 1)}, NewScope("main")
 	a.view.Store(&lease.View{Phase: lease.Owner, Admits: true, Epoch: 4})

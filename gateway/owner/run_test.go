@@ -20,7 +20,8 @@ func slowLoad(context.Context, string, bool) (ours, all []geo.Resident, silent [
 	return nil, nil, nil
 }
 
-// A rack whose engines hang has many groups. Run looks at peers and engines again when all of them have been asked.
+// A rack whose engines hang has many groups. Run looks at peers and engines again when all of them
+// have been asked.
 func TestGroupsWhoseEnginesHangAreAskedAtTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := setOf(t, Groups, &lent{})
@@ -38,7 +39,8 @@ func TestGroupsWhoseEnginesHangAreAskedAtTheSameTime(t *testing.T) {
 	})
 }
 
-// While Run waits for engines, a probe shows that a region has lost its proxy. Run must not judge by an earlier time afterwards.
+// While Run waits for engines, a probe shows that a region has lost its proxy. Run must not judge
+// by an earlier time afterwards.
 func TestARegionThatIsTakenOverIsNotGivenBackByAnOldTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := setOf(t, Regions, &lent{})

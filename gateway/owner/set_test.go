@@ -233,7 +233,8 @@ func (l *listed) Look(context.Context) (lease.Record, error) {
 	return lease.Record{Holder: "us-2_y", Epoch: 3, Stamp: "a", Members: l.members}, nil
 }
 
-// A proxy that was added to the config is not on the lease's list before its holder has the new one, too.
+// A proxy that was added to the config is not on the lease's list before its holder has the new
+// one, too.
 func TestTheOrderOfAGroupLeavesOutWhomTheLeaseDoesNotList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a := setOf(t, Groups, &listed{members: []string{"us-1", "us-2"}})
@@ -342,7 +343,8 @@ func (h *heir) hasSuccessor(*Scope) bool { return h.lives.Load() }
 
 func (h *heir) checkHandBack(*Scope, string, geo.HandBack) error { return nil }
 
-// A proxy that asks for a scope once more, before its first question is answered, ends nothing: no request begins until both are.
+// A proxy that asks for a scope once more, before its first question is answered, ends nothing: no
+// request begins until both are.
 func TestNoRequestBeginsWhileAScopeIsAskedFor(t *testing.T) {
 	s, a := setOf(t, Regions, &lent{})
 	s.succession = &heir{}

@@ -244,7 +244,8 @@ func inTurn(all ...http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// An engine that ends a connection that was kept alive gets the request once more. Then it may have died of the request.
+// An engine that ends a connection that was kept alive gets the request once more. Then it may have
+// died of the request.
 func TestAConnectionThatHasEndedIsReplacedOnce(t *testing.T) {
 	t.Parallel()
 	well, full := says(200, "application/json", `{"by":"first"}`), says(503, "text/plain", "")
@@ -325,7 +326,8 @@ func TestADrainEndsCallsThatArePassedThrough(t *testing.T) {
 	require.Contains(t, r.body, `"engine_drained"`)
 }
 
-// A form with speech takes tokens of its key's minute by its bytes, a text by fewer of them, and to count tokens costs none.
+// A form with speech takes tokens of its key's minute by its bytes, a text by fewer of them, and to
+// count tokens costs none.
 func TestWhatARequestIsTakenForBeforeItIsCounted(t *testing.T) {
 	t.Parallel()
 	for path, tokens := range map[string]int{"/v1/audio/transcriptions": 50, "/v1/embeddings": 12800, "/tokenize": 0} {
@@ -461,7 +463,8 @@ func TestAPanicHoldsNothing(t *testing.T) {
 	require.Equal(t, http.StatusOK, p.ask("/v1/embeddings", "goes on").status)
 }
 
-// An engine of a group that refuses requests is as good as all of it, so that the second engine that is asked is one of another group.
+// An engine of a group that refuses requests is as good as all of it, so that the second engine
+// that is asked is one of another group.
 func TestAfterARefusalAnotherGroupIsAsked(t *testing.T) {
 	t.Parallel()
 	var all []*odd

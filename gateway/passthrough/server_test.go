@@ -77,7 +77,8 @@ func hangUp(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// reset ends a connection as one ends that the peer closed while it was idle, and a request met that.
+// reset ends a connection as one ends that the peer closed while it was idle, and a request met
+// that.
 func reset(w http.ResponseWriter, _ *http.Request) {
 	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
 		_ = conn.(*net.TCPConn).SetLinger(0)

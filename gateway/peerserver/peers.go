@@ -1,5 +1,6 @@
-// Package peerserver serves the other proxies (peers): those of other regions, and those that share the decode groups of this region. It
-// has the listener for their requests, the answers to their probes, and the hand-back of regions and groups that a peer should own.
+// Package peerserver serves the other proxies (peers): those of other regions, and those that share
+// the decode groups of this region. It has the listener for their requests, the answers to their
+// probes, and the hand-back of regions and groups that a peer should own.
 package peerserver
 
 import (
@@ -61,7 +62,8 @@ type Deps struct {
 	Owner      *owner.Set // nil: this proxy owns all engines
 	Bodies     *edge.Quota
 	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers a request with an error
-	// Serve answers a client's request that another proxy forwarded. The client's identity and permissions are checked already.
+	// Serve answers a client's request that another proxy forwarded. The client's identity and
+	// permissions are checked already.
 	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, arrival time.Time)
 }
 
@@ -77,8 +79,8 @@ const (
 	firstByte    = 120 * time.Second      // limit for the first byte of a forwarded request's answer
 )
 
-// New returns the Peers of the config, with the client for calls to other proxies and the server for their requests; nil: the config names
-// no other proxies.
+// New returns the Peers of the config, with the client for calls to other proxies and the server
+// for their requests; nil: the config names no other proxies.
 func New(d Deps) (*Peers, error) {
 	set := d.Config.Settings()
 	if !set.Geo.On() {
@@ -104,8 +106,8 @@ func New(d Deps) (*Peers, error) {
 	return r, nil
 }
 
-// geoConfig returns a copy of the part geo of the config, completed with values of other parts, with what peers are told about this proxy,
-// with the keys, and with the way to each peer.
+// geoConfig returns a copy of the part geo of the config, completed with values of other parts,
+// with what peers are told about this proxy, with the keys, and with the way to each peer.
 func (r *Peers) geoConfig(set *reload.Settings) (geo.Config, error) {
 	d, limits, cfg := &r.deps, &set.Limits, set.Geo
 	cfg.FirstByte = firstByte
@@ -124,7 +126,8 @@ func (r *Peers) geoConfig(set *reload.Settings) (geo.Config, error) {
 	}
 	if d.Owner.Has(owner.Groups) { // proxies of this region share its decode groups; Has allows a nil Owner
 		cfg.Siblings = true
-		// Whole limits the wait for the first event of such a proxy, which may queue and prefill the request before this event.
+		// Whole limits the wait for the first event of such a proxy, which may queue and prefill the
+		// request before this event.
 		cfg.Whole = limits.ProbeTimeout + set.Prefill.Queue.Timeout
 	}
 	var err error
@@ -185,8 +188,9 @@ func (r *Peers) Start() error {
 	return nil
 }
 
-// refreshRegularly calls RefreshDecodeLoad and dropOldShares at a regular interval until ctx ends. Decisions about regions need the decode
-// load under the lock of the prefill tier, and the dispatcher must not be asked under this lock.
+// refreshRegularly calls RefreshDecodeLoad and dropOldShares at a regular interval until ctx ends.
+// Decisions about regions need the decode load under the lock of the prefill tier, and the
+// dispatcher must not be asked under this lock.
 func (r *Peers) refreshRegularly(ctx context.Context) {
 	tick := time.NewTicker(refreshEvery)
 	defer tick.Stop()
@@ -201,9 +205,11 @@ func (r *Peers) refreshRegularly(ctx context.Context) {
 	}
 }
 
-// RefreshDecodeLoad asks the dispatcher how busy the decode ranks of each model are now, and stores the answer for decisions about regions.
-// It passes the free slots on to the prefill tier, and wakes the prefill tier if requests for a model can be served here again. If ctx ends
-// first, it changes nothing. The dispatcher answers only after it has read the lists of ranks that were published to it before.
+// RefreshDecodeLoad asks the dispatcher how busy the decode ranks of each model are now, and stores
+// the answer for decisions about regions. It passes the free slots on to the prefill tier, and
+// wakes the prefill tier if requests for a model can be served here again. If ctx ends first, it
+// changes nothing. The dispatcher answers only after it has read the lists of ranks that were
+// published to it before.
 func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 	select {
 	case r.refreshLock <- struct{}{}: // takes the lock, which is a channel, so that the end of ctx ends the wait
@@ -227,8 +233,8 @@ func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 			load.slots = 0
 		}
 		loads[route.Name] = load
-		// The prefill tier needs the free slots by region only to choose among regions. If other regions no longer count (nil now,
-		// but not before), it is told so once.
+		// The prefill tier needs the free slots by region only to choose among regions. If other regions
+		// no longer count (nil now, but not before), it is told so once.
 		hadRegions := (*r.decodeLoads.Load())[route.Name].freeByRegion != nil
 		if load.freeByRegion != nil || hadRegions {
 			r.deps.Prefill.SetSlots(route.Name, load.freeByRegion)
@@ -243,9 +249,10 @@ func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 	}
 }
 
-// decodeLoadOfModel sums up the ranks that list a model. The dispatcher has these ranks on several boards: the model's own, that of
-// aggregated ranks, which prefill and decode, and the same two of each other region whose engines this proxy uses. If ranks of other
-// regions decode hand-offs of the model, freeByRegion has the free slots of each region. Aggregated ranks take no hand-offs, so
+// decodeLoadOfModel sums up the ranks that list a model. The dispatcher has these ranks on several
+// boards: the model's own, that of aggregated ranks, which prefill and decode, and the same two of
+// each other region whose engines this proxy uses. If ranks of other regions decode hand-offs of
+// the model, freeByRegion has the free slots of each region. Aggregated ranks take no hand-offs, so
 // freeByRegion leaves them out.
 func decodeLoadOfModel(boards map[string][]ranksByModels, board, model string) decodeLoad {
 	const ownRegion = ""
@@ -271,7 +278,8 @@ func decodeLoadOfModel(boards map[string][]ranksByModels, board, model string) d
 	return load
 }
 
-// otherRegionOf says whether a board is the one with the name home in another region (ok), and in which region: its name is home@region.
+// otherRegionOf says whether a board is the one with the name home in another region (ok), and in
+// which region: its name is home@region.
 func otherRegionOf(board, home string) (region string, ok bool) {
 	return strings.CutPrefix(board, home+roster.RegionMark)
 }
@@ -283,8 +291,8 @@ type ranksByModels struct {
 	free int // how many more requests the ranks take now
 }
 
-// groupByModels sums up the ranks of a board, with one entry for all ranks that list the same models. Equal lists share one *board.Names,
-// so their pointers can stand for the lists.
+// groupByModels sums up the ranks of a board, with one entry for all ranks that list the same
+// models. Equal lists share one *board.Names, so their pointers can stand for the lists.
 func groupByModels(workers []board.WorkerStatus) (groups []ranksByModels) {
 	byList := map[*board.Names][]board.WorkerStatus{}
 	for i := range workers {
@@ -296,7 +304,8 @@ func groupByModels(workers []board.WorkerStatus) (groups []ranksByModels) {
 	return groups
 }
 
-// loadOfRanksListing sums up the ranks that list a model. free is how many more requests these ranks take now.
+// loadOfRanksListing sums up the ranks that list a model. free is how many more requests these
+// ranks take now.
 func loadOfRanksListing(groups []ranksByModels, model string) (load decodeLoad, free int) {
 	for i := range groups {
 		if g := &groups[i]; g.lists.Has(model) {
@@ -307,8 +316,8 @@ func loadOfRanksListing(groups []ranksByModels, model string) (load decodeLoad, 
 	return load, free
 }
 
-// add adds the slots of other ranks of the same model. leastRunning becomes that of the other ranks if it is lower. Ranks without slots do
-// not change leastRunning.
+// add adds the slots of other ranks of the same model. leastRunning becomes that of the other ranks
+// if it is lower. Ranks without slots do not change leastRunning.
 func (d *decodeLoad) add(other decodeLoad) {
 	otherIsLessBusy := other.slots > 0 && other.leastRunning < d.leastRunning
 	if d.slots == 0 || otherIsLessBusy {
@@ -342,7 +351,8 @@ func freeSlots(workers []board.WorkerStatus) (n int) {
 	return n
 }
 
-// leastRunningAndSlots returns how many requests run on the least busy rank of a model, and how many slots all ranks of the model have.
+// leastRunningAndSlots returns how many requests run on the least busy rank of a model, and how
+// many slots all ranks of the model have.
 func (r *Peers) leastRunningAndSlots(model string) (leastRunning float64, slots int) {
 	load := (*r.decodeLoads.Load())[model]
 	return load.leastRunning, load.slots
@@ -365,7 +375,8 @@ func (r *Peers) Drain(ctx context.Context) error {
 	return err
 }
 
-// Geo returns the node that decides which request goes to which peer; nil: there are no other proxies.
+// Geo returns the node that decides which request goes to which peer; nil: there are no other
+// proxies.
 func (r *Peers) Geo() *geo.Peers {
 	if r == nil {
 		return nil
@@ -396,10 +407,11 @@ func (r *Peers) Addr() string {
 	return r.listener.Addr().String()
 }
 
-// giveBack gives a scope (a region or a group) to the proxy that asks for it and should own it (sender). Meanwhile no new request begins
-// for the scope. For a group, giveBack first waits, for a limited time, until the prompts that are prefilled for it are on its decode
-// ranks, because afterwards this proxy may send nothing to them. It then stops admission to the scope, lists this proxy's requests that
-// still run there, and releases the lease.
+// giveBack gives a scope (a region or a group) to the proxy that asks for it and should own it
+// (sender). Meanwhile no new request begins for the scope. For a group, giveBack first waits, for a
+// limited time, until the prompts that are prefilled for it are on its decode ranks, because
+// afterwards this proxy may send nothing to them. It then stops admission to the scope, lists this
+// proxy's requests that still run there, and releases the lease.
 func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
 	scope, done, err := r.deps.Owner.AllowHandBack(sender, ask) // until done, the scope takes no new requests
 	if err != nil {
@@ -412,14 +424,16 @@ func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err
 	return r.deps.Owner.HandBack(scope, ask)
 }
 
-// waitForDecodeRanks runs before a group goes to another proxy, while the group takes no new requests (Scope.AcceptsNew). It waits until
-// the prompts that have begun here are on a decode rank, unless another group of this proxy can decode them. A prompt that gets no rank in
-// time is prefilled again, and the KV of its first prefill stays on the engine until the hold timeout.
+// waitForDecodeRanks runs before a group goes to another proxy, while the group takes no new
+// requests (Scope.AcceptsNew). It waits until the prompts that have begun here are on a decode
+// rank, unless another group of this proxy can decode them. A prompt that gets no rank in time is
+// prefilled again, and the KV of its first prefill stays on the engine until the hold timeout.
 func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
 	askLimit := r.deps.Config.Settings().HA.Lease / 3 // so long the asking proxy waits for an answer (limit of a call in package lease)
 	ctx, cancel := context.WithTimeout(ctx, askLimit/2)
 	defer cancel()
-	// The group takes no new requests, so the new decode loads count no slots for it. Requests then wait or go to another proxy.
+	// The group takes no new requests, so the new decode loads count no slots for it. Requests then
+	// wait or go to another proxy.
 	r.RefreshDecodeLoad(ctx)
 	engines := r.deps.Fleet.Now()
 	const anyModel = ""
@@ -432,7 +446,8 @@ func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
 
 const decodeRanksCheckEvery = 5 * time.Millisecond // interval at which waitForDecodeRanks checks again
 
-// anyPrefilling says whether a prompt for one of the boards is being prefilled by this proxy, or waits for a decode rank.
+// anyPrefilling says whether a prompt for one of the boards is being prefilled by this proxy, or
+// waits for a decode rank.
 func (r *Peers) anyPrefilling(boards []string) bool {
 	isOfBoards := func(model string) bool {
 		route, _, _ := r.deps.Fleet.Now().Lookup(model)
@@ -443,7 +458,8 @@ func (r *Peers) anyPrefilling(boards []string) bool {
 	})
 }
 
-// probeAnswer is what this proxy's answers to probes say: what it owns, which models it decodes, and its load on the prefill engines.
+// probeAnswer is what this proxy's answers to probes say: what it owns, which models it decodes,
+// and its load on the prefill engines.
 func (r *Peers) probeAnswer() geo.Tenure {
 	t := r.deps.Owner.Tenure()
 	if r.deps.Owner.Has(owner.Groups) { // other proxies of this region share the prefill engines, and may send requests here
@@ -455,8 +471,8 @@ func (r *Peers) probeAnswer() geo.Tenure {
 	return t
 }
 
-// recordProbe records what a peer's answer to a probe says about ownership and, if the peer is a proxy of this region, about its load on
-// the prefill engines.
+// recordProbe records what a peer's answer to a probe says about ownership and, if the peer is a
+// proxy of this region, about its load on the prefill engines.
 func (r *Peers) recordProbe(h geo.ProbeReport) {
 	if r.deps.Owner.Has(owner.Groups) && h.Region == r.deps.Config.Settings().Geo.Self.Region {
 		r.setShare(h.Peer, h.Prefill)
@@ -470,7 +486,8 @@ type shares struct {
 	bySibling map[string]map[string]prefill.Share
 }
 
-// setShare stores the load of a sibling on the prefill engines; nil: the sibling has no load, or is gone.
+// setShare stores the load of a sibling on the prefill engines; nil: the sibling has no load, or is
+// gone.
 func (r *Peers) setShare(id string, load map[string]prefill.Share) {
 	r.shares.mu.Lock()
 	defer r.shares.mu.Unlock() // unlocked only after SetShares, so that an earlier call does not replace the shares of a later one

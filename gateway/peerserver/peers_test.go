@@ -42,7 +42,8 @@ import (
 
 const key = "a 0123456789abcdef0123456789abcdef\n"
 
-// A wing is the part of a proxy that others call. What comes through its door is noted, and answered with 200.
+// A wing is the part of a proxy that others call. What comes through its door is noted, and
+// answered with 200.
 type wing struct {
 	t *testing.T
 	*Peers
@@ -170,7 +171,8 @@ func (w *wing) boot() string {
 	return a.Boot
 }
 
-// Only a peer that signs what it sends, to this proxy as it runs now, and for whom somebody waits, comes through the door.
+// Only a peer that signs what it sends, to this proxy as it runs now, and for whom somebody waits,
+// comes through the door.
 func TestWhoComesThroughTheDoorOfPeers(t *testing.T) {
 	strangers, err := geo.ParseKeys("a fedcba9876543210fedcba9876543210\n")
 	require.NoError(t, err)
@@ -355,8 +357,8 @@ func TestWhatIsDecodedHereGoesByName(t *testing.T) {
 	require.Equal(t, []string{"m"}, w.decodableModels())
 }
 
-// Two look at once: one again and again, and one when it is news who owns what. The second waits for the first, but no longer than its
-// caller does.
+// Two look at once: one again and again, and one when it is news who owns what. The second waits
+// for the first, but no longer than its caller does.
 func TestALookWaitsForTheLookBefore(t *testing.T) {
 	w := newWing(t)
 	w.refreshLock <- struct{}{}

@@ -24,8 +24,8 @@ type Hop struct {
 	Tenant string
 }
 
-// checkSender checks the head of a request before its body is read. It returns a refusal if no known proxy sent the request; nil: the body
-// may be read.
+// checkSender checks the head of a request before its body is read. It returns a refusal if no
+// known proxy sent the request; nil: the body may be read.
 func (r *Peers) checkSender(h *fasthttp.RequestHeader) *edge.Refusal {
 	refusal := r.peers.Verifier().CheckHead(credentialsOf(h), time.Now())
 	if refusal == nil {
@@ -52,21 +52,23 @@ func credentialsOf(h *fasthttp.RequestHeader) *geo.Credentials {
 // warnEvery is the least time between two warnings that any caller can cause.
 const warnEvery = time.Minute
 
-// countRejection counts a refusal. It warns of a peer with another version of evenkeel, because only an operator can fix this, but at most
-// once per warnEvery.
+// countRejection counts a refusal. It warns of a peer with another version of evenkeel, because
+// only an operator can fix this, but at most once per warnEvery.
 func (r *Peers) countRejection(reason string) {
 	r.peers.CountRejected(reason)
 	if reason != geo.RejectVersion {
 		return
 	}
 	now := time.Now().UnixNano()
-	// Of several calls at the same time, only the one that replaces the time of the last warning warns.
+	// Of several calls at the same time, only the one that replaces the time of the last warning
+	// warns.
 	if lastWarned := r.warned.Load(); now-lastWarned >= int64(warnEvery) && r.warned.CompareAndSwap(lastWarned, now) {
 		r.deps.Log.Warn("a proxy of another version of evenkeel calls and is refused; run the same version on both sides")
 	}
 }
 
-// answerRefused answers a request that was refused before any handler saw it: by checkSender, or by the limits of the listener.
+// answerRefused answers a request that was refused before any handler saw it: by checkSender, or by
+// the limits of the listener.
 func (r *Peers) answerRefused(ctx *fasthttp.RequestCtx, refusal edge.Refusal) {
 	r.deps.Fail(ctx, openai.NewError(refusal.Status, refusal.Code, refusal.Message))
 	byVerifier := []string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}
@@ -75,7 +77,8 @@ func (r *Peers) answerRefused(ctx *fasthttp.RequestCtx, refusal edge.Refusal) {
 	}
 }
 
-// handle serves the requests of other proxies: probes, questions about ownership, and forwarded requests of clients.
+// handle serves the requests of other proxies: probes, questions about ownership, and forwarded
+// requests of clients.
 func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 	arrival := time.Now()
 	from, refusal := r.verify(ctx, arrival)
@@ -141,8 +144,8 @@ func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 	ctx.SetBody(text)
 }
 
-// vote answers the owner of a region or group that cannot reach the store of leases. The owner asks for the promise that this proxy does
-// not take over.
+// vote answers the owner of a region or group that cannot reach the store of leases. The owner asks
+// for the promise that this proxy does not take over.
 func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.Vote
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
@@ -157,7 +160,8 @@ func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 	ctx.SetBodyString("{}")
 }
 
-// verify checks which proxy sent a request, and whether the way that the request has taken between proxies (its hop header) is allowed.
+// verify checks which proxy sent a request, and whether the way that the request has taken between
+// proxies (its hop header) is allowed.
 func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusal) {
 	credentials := credentialsOf(&ctx.Request.Header)
 	credentials.Body = ctx.PostBody()
@@ -171,8 +175,8 @@ func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refu
 	return &Hop{hop, string(ctx.Request.Header.Peek(geo.TenantHeader))}, refusal
 }
 
-// receive serves a forwarded request, unless this proxy takes no more requests or the request's deadline has passed. At the deadline it
-// closes the connection.
+// receive serves a forwarded request, unless this proxy takes no more requests or the request's
+// deadline has passed. At the deadline it closes the connection.
 func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, arrival time.Time) {
 	remaining := time.UnixMilli(from.Deadline).Sub(arrival)
 	switch {
@@ -192,8 +196,8 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 	r.deps.Serve(ctx, ep, from, arrival)
 }
 
-// refusing says whether requests of other proxies are refused. While this proxy hands its groups over, it still serves these requests,
-// although it already refuses those of clients.
+// refusing says whether requests of other proxies are refused. While this proxy hands its groups
+// over, it still serves these requests, although it already refuses those of clients.
 func (r *Peers) refusing() bool { return r.deps.Service.Refusing() && !r.deps.Owner.HandingOver() }
 
 // reject answers another proxy with a refusal. That proxy then serves the request itself.

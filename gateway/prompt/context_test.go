@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A request that no engine would serve is refused before it costs a prefill. The engine of these tests counts a token for two
-// bytes of what it is asked, which are 25 more than the text.
+// A request that no engine would serve is refused before it costs a prefill. The engine of these
+// tests counts a token for two bytes of what it is asked, which are 25 more than the text.
 func TestAPromptThatIsTooLongIsRefusedBeforeItsPrefill(t *testing.T) {
 	text := strings.Repeat("a", 100)
 	asks := func(most int, more string) string { return fmt.Sprintf(`{"model":"m"%s,"max_tokens":%d}`, more, most) }

@@ -165,7 +165,8 @@ func TestTokenIDsAreCountedAndHashedAsTheyAre(t *testing.T) {
 	require.Empty(t, e.asked(), "nothing has to be tokenized")
 }
 
-// The system prompt of Messages and the instructions of Responses are not in the list of messages, but stand before it.
+// The system prompt of Messages and the instructions of Responses are not in the list of messages,
+// but stand before it.
 func TestWhatStandsBeforeAPromptTellsItFromOthers(t *testing.T) {
 	r, _ := newReader(t, nil)
 	for name, c := range map[string]struct {
@@ -209,7 +210,8 @@ func (r *Reader) outcomes() (all []float64) {
 	return all
 }
 
-// What stands in no text is looked up by what there is, and no engine is asked for a part of a prompt.
+// What stands in no text is looked up by what there is, and no engine is asked for a part of a
+// prompt.
 func TestAPromptThatIsNotAllTextIsNotTokenized(t *testing.T) {
 	r, e := newReader(t, byEngine)
 	const image = `{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}`

@@ -75,8 +75,8 @@ func (b *bytes) Panicked(v any) {
 	b.panicked <- v
 }
 
-// serve starts an engine and a server whose only path carries the engine's answer as the stream that open makes of it.
-// It returns the server's address.
+// serve starts an engine and a server whose only path carries the engine's answer as the stream
+// that open makes of it. It returns the server's address.
 func serve(t *testing.T, answer http.HandlerFunc, open func(*fasthttp.RequestCtx, *engine.Response) Stream) string {
 	t.Helper()
 	decoder, err := net.Listen("tcp", "127.0.0.1:0")
@@ -189,8 +189,8 @@ func (w *waits) report(call string) {
 	}
 }
 
-// While a client does not take a comment, nothing is read from the engine, so the wait for the engine is interrupted.
-// Otherwise the engine would count as silent for as long as the client is.
+// While a client does not take a comment, nothing is read from the engine, so the wait for the
+// engine is interrupted. Otherwise the engine would count as silent for as long as the client is.
 func TestAClientThatTakesNoCommentsIsNotTheEnginesSilence(t *testing.T) {
 	ended, calls := make(chan struct{}), make(chan string, 10_000)
 	comment := slices.Repeat([]byte("k"), 256<<10) // some of them fill the buffers of the client's socket

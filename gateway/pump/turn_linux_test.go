@@ -82,7 +82,8 @@ func chunked(t *testing.T) *engine.Response {
 	return resp
 }
 
-// An engine that sends faster than it is read does not hold up the other streams: after its turn they have theirs.
+// An engine that sends faster than it is read does not hold up the other streams: after its turn
+// they have theirs.
 func TestAnEngineThatFloodsLeavesOthersTheirTurn(t *testing.T) {
 	l, err := loop.New(zap.NewNop())
 	require.NoError(t, err)
@@ -128,7 +129,8 @@ func TestAnEngineThatFloodsLeavesOthersTheirTurn(t *testing.T) {
 	require.GreaterOrEqual(t, len(waited), 9)
 }
 
-// silent is a stream that waits for its engine as long as the test says. A goroutine that gets it ends.
+// silent is a stream that waits for its engine as long as the test says. A goroutine that gets it
+// ends.
 type silent struct {
 	Stream
 	wait time.Duration
@@ -149,7 +151,8 @@ type alarm func()
 func (f alarm) Ready(*loop.Watch, bool, time.Time) {}
 func (f alarm) Expired(*loop.Watch, time.Time)     { f() }
 
-// The limit of a wait that the engine's bytes have ended says nothing about the next wait, which may last for ever.
+// The limit of a wait that the engine's bytes have ended says nothing about the next wait, which
+// may last for ever.
 func TestTheLimitOfAnEarlierWaitPassesNoStreamOn(t *testing.T) {
 	s := &silent{wait: time.Millisecond}
 	p := &pump{Stream: s, resp: chunked(t)}

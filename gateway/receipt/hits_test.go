@@ -78,7 +78,8 @@ func TestKeysThatHaveHits(t *testing.T) {
 	require.Len(t, g.hits, 2)
 }
 
-// A clock that is set back leaves sums of minutes that have not come yet. They belong to the past, and their places are free.
+// A clock that is set back leaves sums of minutes that have not come yet. They belong to the past,
+// and their places are free.
 func TestHitsAfterTheClockWasSetBack(t *testing.T) {
 	now := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
 	g := NewRing(10, 1<<20)

@@ -1,5 +1,6 @@
-// Package recording writes the events and effects of gateway/lifecycle and gateway/fleet/roster to a file, so that a test can replay the
-// requests and rosters of a real run. It does so only in a program that was linked with the name of a file, as `go run ./bench/rigs/chaos
+// Package recording writes the events and effects of gateway/lifecycle and gateway/fleet/roster to
+// a file, so that a test can replay the requests and rosters of a real run. It does so only in a
+// program that was linked with the name of a file, as `go run ./bench/rigs/chaos
 // -record FILE` does. In every other program it costs one comparison per step.
 package recording
 
@@ -13,7 +14,8 @@ import (
 	"evenkeel/gateway/lifecycle"
 )
 
-// file is the name of the recording, set by the linker; empty: nothing is recorded. The file must not exist yet.
+// file is the name of the recording, set by the linker; empty: nothing is recorded. The file must
+// not exist yet.
 var file string
 
 const maxFileBytes = 256 << 20 // most bytes of a recording; further lines are dropped
@@ -37,10 +39,12 @@ func open(name string) *os.File {
 	return f
 }
 
-// A Recorder records one request's Lifecycle. Only the goroutine that owns the Lifecycle may use it.
+// A Recorder records one request's Lifecycle. Only the goroutine that owns the Lifecycle may use
+// it.
 type Recorder struct{ id int64 }
 
-// A line is one step of a Lifecycle. The lines of one Recorder have its ID, and are in the order of the steps.
+// A line is one step of a Lifecycle. The lines of one Recorder have its ID, and are in the order of
+// the steps.
 type line struct {
 	ID    int64
 	Value string             `json:",omitempty"` // the whole Lifecycle, before the event that begins the request or continues its lost answer
@@ -51,7 +55,8 @@ type line struct {
 // recordsRequests says whether this program was linked to record requests.
 func recordsRequests() bool { return requestsFile != nil }
 
-// Begin records the state of a Lifecycle, before the event that begins the request or continues its lost answer.
+// Begin records the state of a Lifecycle, before the event that begins the request or continues its
+// lost answer.
 func (r *Recorder) Begin(l *lifecycle.Lifecycle) {
 	if recordsRequests() {
 		r.write(line{Value: fmt.Sprint(*l)})
@@ -65,8 +70,9 @@ func (r *Recorder) Step(e lifecycle.Event, todo []lifecycle.Effect) {
 	}
 }
 
-// write appends a line. It drops lines once the file is full: the file then has the first steps of some requests, which can also be
-// replayed. If the file cannot be written the program ends, because otherwise lines in the middle would be missing.
+// write appends a line. It drops lines once the file is full: the file then has the first steps of
+// some requests, which can also be replayed. If the file cannot be written the program ends,
+// because otherwise lines in the middle would be missing.
 func (r *Recorder) write(l line) {
 	if r.id == 0 {
 		r.id = lastID.Add(1)
@@ -75,8 +81,8 @@ func (r *Recorder) write(l line) {
 	appendLine(requestsFile, l)
 }
 
-// appendLine appends a line to a file. It drops the line if the recording would get larger than maxFileBytes, and panics if the line cannot
-// be written.
+// appendLine appends a line to a file. It drops the line if the recording would get larger than
+// maxFileBytes, and panics if the line cannot be written.
 func appendLine(to *os.File, line any) {
 	text, err := json.Marshal(line)
 	if err == nil && written.Add(int64(len(text)+1)) <= maxFileBytes {

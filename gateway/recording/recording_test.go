@@ -13,7 +13,8 @@ import (
 	"evenkeel/gateway/lifecycle"
 )
 
-// records has the package record into a file until the test ends. It returns what was written so far.
+// records has the package record into a file until the test ends. It returns what was written so
+// far.
 func records(t *testing.T) (lines func() []line) {
 	name := filepath.Join(t.TempDir(), "recording")
 	requestsFile = open(name)
@@ -73,7 +74,8 @@ func TestAFileThatIsThereIsNotMixedWithAnother(t *testing.T) {
 	require.Nil(t, open(""), "and without a name there is none")
 }
 
-// A program that does not record pays a comparison for each step. What an event refers to stays on its stack.
+// A program that does not record pays a comparison for each step. What an event refers to stays on
+// its stack.
 func TestWhatIsNotRecordedAllocatesNothing(t *testing.T) {
 	var l lifecycle.Lifecycle
 	var recorder Recorder

@@ -31,7 +31,8 @@ type Roster struct {
 	lastLists    string            // the last lists that were recorded, as text
 }
 
-// moment is one line of the file: the events of one Step and what followed from them. Lists is empty if the lists have not changed.
+// moment is one line of the file: the events of one Step and what followed from them. Lists is
+// empty if the lists have not changed.
 type moment struct {
 	ID     int64
 	At     time.Time
@@ -77,8 +78,9 @@ type planned struct {
 	Remove, Order []string
 }
 
-// Step records the events of one step of the Fleet, their effects, and the lists that were published. It leaves out settings, owners and
-// lists that are the same as before. The first Step of a roster also records that the roster begins.
+// Step records the events of one step of the Fleet, their effects, and the lists that were
+// published. It leaves out settings, owners and lists that are the same as before. The first Step
+// of a roster also records that the roster begins.
 func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, p *roster.Snapshot) {
 	if rostersFile == nil {
 		return
@@ -113,10 +115,11 @@ func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, 
 	appendLine(rostersFile, line)
 }
 
-// plain returns an event in a form that JSON can represent. Of the engines in Entered and Planned, only the description is kept. The status
-// in Health has four errors, and an error has no JSON: Err says why the engine is down or what its problem is, and Out, Accused and Halt
-// say why it gets no new requests. So their texts are kept, and whether they are engine.ErrRetired, engine.ErrPaused or an engine.Held. All
-// other events stay as they are.
+// plain returns an event in a form that JSON can represent. Of the engines in Entered and Planned,
+// only the description is kept. The status in Health has four errors, and an error has no JSON: Err
+// says why the engine is down or what its problem is, and Out, Accused and Halt say why it gets no
+// new requests. So their texts are kept, and whether they are engine.ErrRetired, engine.ErrPaused
+// or an engine.Held. All other events stay as they are.
 func plain(e roster.Event) any {
 	switch e := e.(type) {
 	case roster.Entered:

@@ -29,8 +29,9 @@ var rostersOf = flag.String("rosters", "", "a pattern of files that `go run ./be
 
 var update = flag.Bool("update", false, "write the recording that is kept")
 
-// What real rosters were told, in chaos runs of each connector, leads to the same effects and lists once more. testdata/rosters.jsonl.gz is
-// what was recorded; `make recording` makes it anew, and -update without -rosters writes what rosters do now, which is to be read then.
+// What real rosters were told, in chaos runs of each connector, leads to the same effects and lists
+// once more. testdata/rosters.jsonl.gz is what was recorded; `make recording` makes it anew, and
+// -update without -rosters writes what rosters do now, which is to be read then.
 func TestRecordedRostersPublishAgainWhatTheyDid(t *testing.T) {
 	const kept = "testdata/rosters.jsonl.gz"
 	var text []byte
@@ -76,8 +77,9 @@ func keep(t *testing.T, name string, text []byte) {
 	require.NoError(t, os.WriteFile(name, b.Bytes(), 0o644)) //nolint:gosec // test data
 }
 
-// replay tells rosters what was told then. The files of several runs may follow each other, in each of which tapes are numbered from 1.
-// If it is to change them, what rosters do now takes the place of what they did.
+// replay tells rosters what was told then. The files of several runs may follow each other, in each
+// of which tapes are numbered from 1. If it is to change them, what rosters do now takes the place
+// of what they did.
 func replay(t *testing.T, text []byte, change bool) (kinds map[string]int, lists int, now []byte) {
 	kinds = map[string]int{}
 	all, last := map[int64]*roster.Roster{}, map[int64][]string{}

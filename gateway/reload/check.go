@@ -21,8 +21,9 @@ type Warning struct {
 	Msg string
 }
 
-// Check returns the errors that would make a start with the config fail, and the warnings that the start would log. The function start
-// performs a start up to the first socket. Check changes no files: it opens the files that a proxy writes, but leaves them as they were.
+// Check returns the errors that would make a start with the config fail, and the warnings that the
+// start would log. The function start performs a start up to the first socket. Check changes no
+// files: it opens the files that a proxy writes, but leaves them as they were.
 func Check(cfg *config.Config, start func(*config.Config, *zap.Logger) error) ([]Warning, error) {
 	err := errors.Join(
 		withKey("log.requests", checkWritable(cfg.Log.Requests)),
@@ -47,8 +48,8 @@ func withKey(key string, err error) error {
 	return err
 }
 
-// checkWritable returns an error if a file can neither be appended to nor created. It removes a file that it had to create. Empty and "-"
-// (stdout) are no files.
+// checkWritable returns an error if a file can neither be appended to nor created. It removes a
+// file that it had to create. Empty and "-" (stdout) are no files.
 func checkWritable(path string) error {
 	if path == "" || path == "-" {
 		return nil

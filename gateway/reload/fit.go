@@ -12,11 +12,12 @@ import (
 	"evenkeel/predictor"
 )
 
-// maxFit bounds the size of a fit file, in bytes. The bound is generous: the outputs of 4096 keys take a few MB.
+// maxFit bounds the size of a fit file, in bytes. The bound is generous: the outputs of 4096 keys
+// take a few MB.
 const maxFit = 256 << 20
 
-// readIfChanged parses the fit file, and stores its version and its kind. It returns nil if no file is configured, or if the file has not
-// changed since it was last read.
+// readIfChanged parses the fit file, and stores its version and its kind. It returns nil if no file
+// is configured, or if the file has not changed since it was last read.
 func (f *fitFile) readIfChanged() (*predictor.Fit, error) {
 	if f.path == "" {
 		return nil, nil
@@ -56,7 +57,8 @@ func (r *Reloader) warnOfUnusedFit(cfg *config.Config) {
 	}
 }
 
-// reloadFit makes predictions start anew from a new version of the fit file, and returns whether it did.
+// reloadFit makes predictions start anew from a new version of the fit file, and returns whether it
+// did.
 func (r *Reloader) reloadFit() (changed bool, err error) {
 	r.fitFile.path = r.Settings().Predictor.File
 	fit, err := r.fitFile.readIfChanged()

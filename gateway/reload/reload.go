@@ -1,5 +1,6 @@
-// Package reload holds the config in force and the contents of the files that the config names. It reads the config and these files again
-// when they change. A new config is checked as a whole, and comes into force as a whole or not at all.
+// Package reload holds the config in force and the contents of the files that the config names. It
+// reads the config and these files again when they change. A new config is checked as a whole, and
+// comes into force as a whole or not at all.
 package reload
 
 import (
@@ -17,8 +18,8 @@ import (
 var errEmptyConfig = errors.New("the file is empty or sets no key, so it would remove all engines; write it again, " +
 	"or wait if it is being written")
 
-// New puts a validated config in force, and reads all files that the config names, except those of engines. It returns the fit from which
-// predictions start; nil: there is no fit file.
+// New puts a validated config in force, and reads all files that the config names, except those of
+// engines. It returns the fit from which predictions start; nil: there is no fit file.
 func New(cfg *config.Config, d Deps) (*Reloader, *predictor.Fit, error) {
 	r := &Reloader{deps: d, metrics: newMetrics(d.Registerer), source: source{at: d.Started}, fitFile: fitFile{path: cfg.Predictor.File}}
 	r.settings.Store(newSettings(cfg))
@@ -43,16 +44,18 @@ func New(cfg *config.Config, d Deps) (*Reloader, *predictor.Fit, error) {
 	return r, fit, nil
 }
 
-// SetSource says from where a reload reads the config. It must be called before Watch. Without it no reload changes the config.
+// SetSource says from where a reload reads the config. It must be called before Watch. Without it
+// no reload changes the config.
 func (r *Reloader) SetSource(file string, load func() (*config.Config, error)) {
 	now := digestOf(file)
 	r.source = source{file: file, load: load, lastRead: now, inForce: now, at: r.deps.Started}
 	r.exportStatus()
 }
 
-// Reload reads the config file again and puts it in force: all of it or, if there is an error, nothing. The result names the changed keys
-// that need a restart. With dry, Reload changes nothing, and the result says what it would change. Without dry, it also reads changed files
-// that the config names.
+// Reload reads the config file again and puts it in force: all of it or, if there is an error,
+// nothing. The result names the changed keys that need a restart. With dry, Reload changes nothing,
+// and the result says what it would change. Without dry, it also reads changed files that the
+// config names.
 func (r *Reloader) Reload(dry bool) Reload {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,9 +66,10 @@ func (r *Reloader) Reload(dry bool) Reload {
 	return result
 }
 
-// reloadConfig reads the config file again, and puts it in force if it is valid and sets other values than before. With dry, it only says
-// what it would change. Otherwise it also remembers which version of the config file it has read, and reports the outcome. It does not look
-// for changes of the files that the config names.
+// reloadConfig reads the config file again, and puts it in force if it is valid and sets other
+// values than before. With dry, it only says what it would change. Otherwise it also remembers
+// which version of the config file it has read, and reports the outcome. It does not look for
+// changes of the files that the config names.
 func (r *Reloader) reloadConfig(dry bool) (result Reload) {
 	result = Reload{At: time.Now(), Outcome: unchanged, Changes: []config.Change{}}
 	if r.source.load == nil { // SetSource was not called, so there is no file to read
@@ -93,7 +97,8 @@ func (r *Reloader) reloadConfig(dry bool) (result Reload) {
 	if dry {
 		return result
 	}
-	// The result and the version that was read are stored, so that Watch reads the file again only after the next change.
+	// The result and the version that was read are stored, so that Watch reads the file again only
+	// after the next change.
 	r.source.lastRead, r.source.refusedFiles = present, nil
 	switch {
 	case err != nil:
@@ -109,8 +114,8 @@ func (r *Reloader) reloadConfig(dry bool) (result Reload) {
 	return result
 }
 
-// markRefused turns the result into that of a refused config: the error, and its position in the file if it has one. No setting has changed
-// then.
+// markRefused turns the result into that of a refused config: the error, and its position in the
+// file if it has one. No setting has changed then.
 func (r *Reload) markRefused(err error) {
 	r.Outcome, r.Changes, r.Restart = refused, []config.Change{}, nil
 	r.Error = err.Error()
@@ -120,8 +125,9 @@ func (r *Reload) markRefused(err error) {
 	}
 }
 
-// report logs and counts the outcome of a reload, and updates the status. It counts only new versions of the config, so not a reload that
-// changed nothing. If the new config is in force, report also warns of its doubtful settings.
+// report logs and counts the outcome of a reload, and updates the status. It counts only new
+// versions of the config, so not a reload that changed nothing. If the new config is in force,
+// report also warns of its doubtful settings.
 func (r *Reloader) report(result *Reload) {
 	log := r.deps.Log.With(zap.String("file", r.source.file))
 	switch result.Outcome {
@@ -168,9 +174,10 @@ func (r *Reloader) exportStatus() {
 	r.status.Store(s)
 }
 
-// prepare reads and checks the config file and all files that it names. It changes nothing. If it returns an error, the result has only
-// namedFiles: the files that the config names. These are nil if the error is in the config file itself. If the config names the same fit
-// file as before, prepare does not read it, because reloadFit does so whenever its content has changed.
+// prepare reads and checks the config file and all files that it names. It changes nothing. If it
+// returns an error, the result has only namedFiles: the files that the config names. These are nil
+// if the error is in the config file itself. If the config names the same fit file as before,
+// prepare does not read it, because reloadFit does so whenever its content has changed.
 func (r *Reloader) prepare() (*prepared, error) {
 	p := &prepared{}
 	next, err := r.source.load()

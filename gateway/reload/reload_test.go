@@ -68,7 +68,8 @@ func TestAConfigThatIsRefusedAsItIsAppliedChangesNothing(t *testing.T) {
 	require.Equal(t, "unchanged", r.Reload(false).Outcome)
 }
 
-// A file that is being written may have no more than its first comment yet. It may also be cut off between two readings.
+// A file that is being written may have no more than its first comment yet. It may also be cut off
+// between two readings.
 func TestAFileThatSetsNoKeyTakesNoEngineAway(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "evenkeel.yaml")
 	whole := "# The engines of the cell.\n---\nengines: {decode: [{url: \"http://d:1\", slots: 4}]}\n"

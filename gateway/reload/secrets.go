@@ -45,7 +45,8 @@ func digestsOf(files []string) map[string]digest {
 	return all
 }
 
-// loadToken reads the token that admin requests need; nil: no file is configured, so they need none.
+// loadToken reads the token that admin requests need; nil: no file is configured, so they need
+// none.
 func loadToken(file string) (*token, error) {
 	if file == "" {
 		return nil, nil
@@ -65,14 +66,15 @@ func loadToken(file string) (*token, error) {
 // maxSecret bounds a file with a token or a key, in bytes.
 const maxSecret = 64 << 10
 
-// readSecret returns the text of a file with a token or a key, without blanks and line ends around it.
+// readSecret returns the text of a file with a token or a key, without blanks and line ends around
+// it.
 func readSecret(file string) ([]byte, error) {
 	text, err := smallfile.Read(file, maxSecret)
 	return bytes.TrimSpace(text), err
 }
 
-// CheckToken says whether a token is that of admin.token_file (known), and whether admin requests need a token at all (required). If admin
-// requests need no token, every token is known.
+// CheckToken says whether a token is that of admin.token_file (known), and whether admin requests
+// need a token at all (required). If admin requests need no token, every token is known.
 func (r *Reloader) CheckToken(word string) (known, required bool) {
 	t := r.token.Load()
 	if t == nil {
@@ -82,7 +84,8 @@ func (r *Reloader) CheckToken(word string) (known, required bool) {
 	return subtle.ConstantTimeCompare(got[:], t.sum[:]) == 1, true
 }
 
-// readPromptKey reads the key with which prompts are hashed for the predictor; nil: the predictor does not distinguish prompts.
+// readPromptKey reads the key with which prompts are hashed for the predictor; nil: the predictor
+// does not distinguish prompts.
 func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 	if p.Kind != predictor.KindExact {
 		return nil, nil
@@ -101,14 +104,16 @@ func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 // leastSecret is the least length of a key in bytes: 128 bits.
 const leastSecret = 16
 
-// fleetReader marks a file that the fleet reads, in lastRead and in secrets.filesOfOtherReaders. The listener for other proxies may read
-// the same file, and each of the two readers must notice a change.
+// fleetReader marks a file that the fleet reads, in lastRead and in secrets.filesOfOtherReaders.
+// The listener for other proxies may read the same file, and each of the two readers must notice a
+// change.
 const fleetReader = "ca_file "
 
-// readSecrets reads all files with tokens, keys and certificates that a config names. Of files that other components read later, it only
-// notes the digest. The keys of these notes say which component reads the file: fleetReader and the path for an authority that the fleet
-// reads, the plain path for a file for calls between proxies. If both read the same file, it has two notes, so that each of the two notices
-// a change.
+// readSecrets reads all files with tokens, keys and certificates that a config names. Of files that
+// other components read later, it only notes the digest. The keys of these notes say which
+// component reads the file: fleetReader and the path for an authority that the fleet reads, the
+// plain path for a file for calls between proxies. If both read the same file, it has two notes, so
+// that each of the two notices a change.
 func readSecrets(cfg *config.Config) (*secrets, error) {
 	s := &secrets{ // the digests come first: if a file changes while it is read, the change is noticed later
 		digests: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile),
@@ -146,8 +151,9 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	return s, nil
 }
 
-// useSecrets puts secrets in force, and stores the digests of their files in lastRead, from which changes of these files are noticed.
-// Requests that run still count in the limits of their API key, and finish even if the key is gone.
+// useSecrets puts secrets in force, and stores the digests of their files in lastRead, from which
+// changes of these files are noticed. Requests that run still count in the limits of their API key,
+// and finish even if the key is gone.
 func (r *Reloader) useSecrets(s *secrets) {
 	if old := r.keys.Load(); old != nil { // nil: the proxy starts, and has no keys before
 		s.keys.KeepUsageOf(old)
@@ -169,9 +175,10 @@ func (r *Reloader) useSecrets(s *secrets) {
 	r.exportExpiry()
 }
 
-// addDigestsOfOtherReaders adds to the digests of s those of the files that other components read. If a component has read its file
-// already, the digest stays that of the version which it uses. So the next reload of that component (reloadTrust, reloadGeoCA or
-// reloadGeoKeys) notices a newer version.
+// addDigestsOfOtherReaders adds to the digests of s those of the files that other components read.
+// If a component has read its file already, the digest stays that of the version which it uses. So
+// the next reload of that component (reloadTrust, reloadGeoCA or reloadGeoKeys) notices a newer
+// version.
 func (r *Reloader) addDigestsOfOtherReaders(s *secrets) {
 	for file, version := range s.filesOfOtherReaders {
 		if usedByReader, wasRead := r.lastRead[file]; wasRead {
@@ -188,7 +195,8 @@ func (r *Reloader) exportExpiry() {
 	}
 }
 
-// Certificates yields, for each listener with TLS, the config key and the time at which its present certificate ends.
+// Certificates yields, for each listener with TLS, the config key and the time at which its present
+// certificate ends.
 func (r *Reloader) Certificates() iter.Seq2[string, time.Time] {
 	return func(yield func(key string, ends time.Time) bool) {
 		for i, key := range tlsKeys {
@@ -212,7 +220,8 @@ func (r *Reloader) warnIfWorldReadable(files ...privateFile) {
 	}
 }
 
-// PromptKey returns the key with which prompts are hashed for the predictor; nil: the predictor does not distinguish prompts.
+// PromptKey returns the key with which prompts are hashed for the predictor; nil: the predictor
+// does not distinguish prompts.
 func (r *Reloader) PromptKey() []byte {
 	if key := r.promptKey.Load(); key != nil {
 		return *key

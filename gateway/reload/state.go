@@ -20,8 +20,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// A Reloader gives every request and every TLS handshake the values in force. None of them waits for a reload, which may take long if the
-// files are on a slow disk.
+// A Reloader gives every request and every TLS handshake the values in force. None of them waits
+// for a reload, which may take long if the files are on a slow disk.
 type Reloader struct {
 	deps      Deps
 	metrics   *metrics
@@ -38,8 +38,8 @@ type Reloader struct {
 	source   source
 	fitFile  fitFile
 	lastRead map[string]digest // digests of small files as they were last read
-	// profileFilesAtRefusal has the digests of the files of all profiles at the last change of a ca_file that could not be used; nil:
-	// the last change was used.
+	// profileFilesAtRefusal has the digests of the files of all profiles at the last change of a
+	// ca_file that could not be used; nil: the last change was used.
 	profileFilesAtRefusal map[string]digest
 }
 
@@ -51,8 +51,8 @@ const (
 	dryRun    = "dry"
 )
 
-// Settings returns the settings in force. A caller that needs several of them must call Settings only once, because a reload may come in
-// between.
+// Settings returns the settings in force. A caller that needs several of them must call Settings
+// only once, because a reload may come in between.
 func (r *Reloader) Settings() *Settings { return r.settings.Load() }
 
 // prepared is a config that was checked. All files that it names have been read.
@@ -71,8 +71,8 @@ type source struct {
 	load     func() (*config.Config, error) // parses the file, applies what overrides it, and validates the result
 	lastRead digest                         // version of the file that was last read, even if it was refused
 	inForce  digest                         // version of the file that is in force
-	// refusedFiles has the digests of the files that a refused config names: the config is tried again when one of them changes. nil:
-	// the last version was not refused.
+	// refusedFiles has the digests of the files that a refused config names: the config is tried again
+	// when one of them changes. nil: the last version was not refused.
 	refusedFiles map[string]digest
 	at           time.Time // time since which the version inForce is in force
 	last         *Reload   // result of the last reload; nil: there was none
@@ -84,11 +84,12 @@ type Deps struct {
 	Registerer prometheus.Registerer
 	Started    time.Time
 
-	// Prepare checks a new config with all components of the proxy, and changes nothing. fit is nil if the fit file has not changed.
-	// apply puts the config in force: first in components that may still refuse it, then it calls commit, and then in components that
-	// read the settings in force.
+	// Prepare checks a new config with all components of the proxy, and changes nothing. fit is nil if
+	// the fit file has not changed. apply puts the config in force: first in components that may still
+	// refuse it, then it calls commit, and then in components that read the settings in force.
 	Prepare func(old, next *Settings, fit *predictor.Fit) (apply func(commit func()) error, err error)
-	// ReloadTrust reads the certificate authorities of engines again, if changed says that their file has changed.
+	// ReloadTrust reads the certificate authorities of engines again, if changed says that their file
+	// has changed.
 	ReloadTrust func(changed func(file string) bool) (bool, error)
 	SetFit      func(*predictor.Fit) error
 	SetGeoKeys  func(*geo.Keys)
@@ -113,14 +114,15 @@ type Reload struct {
 	Restart []string        `json:"needs_restart,omitempty"` // changed keys that take effect only after a restart
 }
 
-// Settings are the config in force, with values that are derived from it. They never change: a reload replaces them.
+// Settings are the config in force, with values that are derived from it. They never change: a
+// reload replaces them.
 type Settings struct {
 	*fleet.Settings
 	Accept openai.Limits // limits of what a client may send
 }
 
-// newSettings derives the settings from a config. The contents of the files that the config names are not part of the settings (see
-// secrets).
+// newSettings derives the settings from a config. The contents of the files that the config names
+// are not part of the settings (see secrets).
 func newSettings(cfg *config.Config) *Settings {
 	return &Settings{fleet.NewSettings(cfg), openai.Limits{
 		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
@@ -128,8 +130,8 @@ func newSettings(cfg *config.Config) *Settings {
 	}}
 }
 
-// vocabSize is the smallest vocabulary of the profiles in use, because any engine may get a token id; 0: one of them is unknown (0 in its
-// profile), or no profile is in use.
+// vocabSize is the smallest vocabulary of the profiles in use, because any engine may get a token
+// id; 0: one of them is unknown (0 in its profile), or no profile is in use.
 func vocabSize(cfg *config.Config) int {
 	smallest := math.MaxInt
 	for _, name := range cfg.ProfilesInUse("") { // empty: of all roles
@@ -161,7 +163,8 @@ const (
 	listeners
 )
 
-// digest identifies a version of a small file by its contents, because some tools replace a file without changing its time.
+// digest identifies a version of a small file by its contents, because some tools replace a file
+// without changing its time.
 type digest [sha256.Size]byte
 
 // token is the hash of the token that admin requests need.
@@ -185,7 +188,8 @@ func (r *Reloader) Keys() *keys.Set { return r.keys.Load() }
 // Certificate returns the certificate of a listener; nil: the listener has no TLS.
 func (r *Reloader) Certificate(listener int) *certs.Pair { return r.tls[listener] }
 
-// Authority returns the authority that signs the certificates of other proxies; nil: other proxies have no certificates.
+// Authority returns the authority that signs the certificates of other proxies; nil: other proxies
+// have no certificates.
 func (r *Reloader) Authority() *certs.Authority { return r.authority }
 
 // newMetrics registers the metrics of reloads, certificates and the config in force.
@@ -208,7 +212,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		hash: gauge("evenkeel_config_hash",
 			"The first 48 bits of the SHA-256 of the config file in force. It is equal on proxies with equal files, and 0 without a file."),
 	}
-	// Each counter exists from the start with the value 0, so that its rate shows the first reload, too.
+	// Each counter exists from the start with the value 0, so that its rate shows the first reload,
+	// too.
 	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor, keyPromptKey, keyGeoTLS,
 		keyGeoCA, keyGeoKeys} {
 		for _, outcome := range []string{used, refused} {
@@ -229,8 +234,8 @@ func (m *metrics) exportConfig(s *source) {
 	m.hash.Set(float64(binary.BigEndian.Uint64(s.inForce[:8]) >> 16)) // 48 bits, which a float64 can hold exactly
 }
 
-// fitFile is the file from which predictions start. It is read again whenever it changes. If the new version cannot be used, the version
-// before stays in force.
+// fitFile is the file from which predictions start. It is read again whenever it changes. If the
+// new version cannot be used, the version before stays in force.
 type fitFile struct {
 	path     string
 	lastRead fileState
@@ -243,7 +248,8 @@ type fileState struct {
 	size     int64
 }
 
-// Config keys of the files that are read again when they change, as labels of evenkeel_reloads_total.
+// Config keys of the files that are read again when they change, as labels of
+// evenkeel_reloads_total.
 const (
 	keyConfig    = "config"
 	keyKeys      = "keys_file"

@@ -12,14 +12,16 @@ import (
 	"evenkeel/geo"
 )
 
-// watched is a file, or a group of files, that is read again when it changes. reload says whether a new version is in force. For a version
-// that cannot be used it returns an error once, and changes nothing.
+// watched is a file, or a group of files, that is read again when it changes. reload says whether a
+// new version is in force. For a version that cannot be used it returns an error once, and changes
+// nothing.
 type watched struct {
 	key    string // config key that names the file
 	reload func() (changed bool, err error)
 }
 
-// Watch reads the config file, and every file that the config names, again when the file changes, until ctx ends.
+// Watch reads the config file, and every file that the config names, again when the file changes,
+// until ctx ends.
 func (r *Reloader) Watch(ctx context.Context) {
 	files.Watch(ctx, r.watchedPaths, r.reloadChangedFiles, r.deps.Log)
 }
@@ -53,12 +55,13 @@ func filesOfProfiles(cfg *config.Config) (all []string) {
 	return slices.DeleteFunc(all, func(file string) bool { return file == "" })
 }
 
-// OnChange adds a function that is called when files that the config names may have changed, or a new config is in force. Call it before
-// Watch.
+// OnChange adds a function that is called when files that the config names may have changed, or a
+// new config is in force. Call it before Watch.
 func (r *Reloader) OnChange(notify func()) { r.onChange = append(r.onChange, notify) }
 
-// reloadChangedFiles reads each file anew whose content has changed, and calls the functions of OnChange. It also reads a refused config
-// file again if a file that it names has changed, because the change may make the config valid.
+// reloadChangedFiles reads each file anew whose content has changed, and calls the functions of
+// OnChange. It also reads a refused config file again if a file that it names has changed, because
+// the change may make the config valid.
 func (r *Reloader) reloadChangedFiles() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,8 +94,8 @@ func anyChanged(files map[string]digest) bool {
 	return false
 }
 
-// reloadNamedFiles reads the changed files among those that the config names, except lists of engines. If a new version cannot be used, the
-// previous one stays in force.
+// reloadNamedFiles reads the changed files among those that the config names, except lists of
+// engines. If a new version cannot be used, the previous one stays in force.
 func (r *Reloader) reloadNamedFiles() {
 	for _, w := range r.watchedFiles() {
 		switch changed, err := w.reload(); {
@@ -107,7 +110,8 @@ func (r *Reloader) reloadNamedFiles() {
 	}
 }
 
-// watchedFiles returns the files that reloadNamedFiles checks: all but the config itself and lists of engines.
+// watchedFiles returns the files that reloadNamedFiles checks: all but the config itself and lists
+// of engines.
 func (r *Reloader) watchedFiles() []watched {
 	return []watched{
 		{keyKeys, r.reloadKeys},
@@ -123,14 +127,16 @@ func (r *Reloader) watchedFiles() []watched {
 	}
 }
 
-// markReadIfChanged reports whether a file differs from the version that was last read, and remembers the present version as read. A
-// version that cannot be used counts as read, too, so that its error is logged only once.
+// markReadIfChanged reports whether a file differs from the version that was last read, and
+// remembers the present version as read. A version that cannot be used counts as read, too, so that
+// its error is logged only once.
 func (r *Reloader) markReadIfChanged(file string) (changed bool) {
 	return r.markReadIfChangedFor("", file)
 }
 
-// markReadIfChangedFor does what markReadIfChanged does, for one of several readers of the same file: each of them notices a change. reader
-// is the reader's prefix in lastRead. An empty file name stands for no file, which never changes.
+// markReadIfChangedFor does what markReadIfChanged does, for one of several readers of the same
+// file: each of them notices a change. reader is the reader's prefix in lastRead. An empty file
+// name stands for no file, which never changes.
 func (r *Reloader) markReadIfChangedFor(reader, file string) (changed bool) {
 	present := digestOf(file)
 	if file == "" || present == r.lastRead[reader+file] {
@@ -140,8 +146,8 @@ func (r *Reloader) markReadIfChangedFor(reader, file string) (changed bool) {
 	return true
 }
 
-// reloadFile reads a file and puts it in force with use, if the file differs from the version that was last read. It returns whether a new
-// version is in force.
+// reloadFile reads a file and puts it in force with use, if the file differs from the version that
+// was last read. It returns whether a new version is in force.
 func reloadFile[T any](r *Reloader, file string, read func(file string) (T, error), use func(T)) (changed bool, err error) {
 	if !r.markReadIfChanged(file) {
 		return false, nil
@@ -154,7 +160,8 @@ func reloadFile[T any](r *Reloader, file string, read func(file string) (T, erro
 	return true, nil
 }
 
-// reloadCertificate reads the certificate of a listener and its key again, if they have changed. It returns whether a new pair is in force.
+// reloadCertificate reads the certificate of a listener and its key again, if they have changed. It
+// returns whether a new pair is in force.
 func (r *Reloader) reloadCertificate(listener int) (changed bool, err error) {
 	if r.tls[listener] == nil { // the listener has no TLS
 		return false, nil
@@ -163,7 +170,8 @@ func (r *Reloader) reloadCertificate(listener int) (changed bool, err error) {
 	return r.tls[listener].Reload()
 }
 
-// reloadKeys puts a changed file of API keys in force. Keys keep what they have used of their limits.
+// reloadKeys puts a changed file of API keys in force. Keys keep what they have used of their
+// limits.
 func (r *Reloader) reloadKeys() (changed bool, err error) {
 	file := r.Settings().KeysFile
 	return reloadFile(r, file, keys.Load, func(set *keys.Set) {
@@ -178,9 +186,10 @@ func (r *Reloader) reloadToken() (changed bool, err error) {
 	return reloadFile(r, r.Settings().Admin.TokenFile, loadToken, r.token.Store)
 }
 
-// reloadTrust makes engines trust changed authorities. The engines of a profile use its authority together with its client certificate, so
-// an authority is also refused if that certificate cannot be used. After a refusal, all authorities are therefore read again as soon as any
-// file of a profile has changed since.
+// reloadTrust makes engines trust changed authorities. The engines of a profile use its authority
+// together with its client certificate, so an authority is also refused if that certificate cannot
+// be used. After a refusal, all authorities are therefore read again as soon as any file of a
+// profile has changed since.
 func (r *Reloader) reloadTrust() (changed bool, err error) {
 	present := digestsOf(filesOfProfiles(r.Settings().Config))
 	retry := anyChanged(r.profileFilesAtRefusal) // digests of all these files at the last refusal; nil: nothing is refused, so no retry
@@ -215,8 +224,8 @@ func (r *Reloader) reloadGeoKeys() (changed bool, err error) {
 	return reloadFile(r, c.HMAC.KeysFile, func(string) (*geo.Keys, error) { return c.ReadKeys() }, r.deps.SetGeoKeys)
 }
 
-// reloadPromptKey puts a new key in force. From then on prompts have new hashes, so the predictor recognises a prompt only after a request
-// with it has finished again.
+// reloadPromptKey puts a new key in force. From then on prompts have new hashes, so the predictor
+// recognises a prompt only after a request with it has finished again.
 func (r *Reloader) reloadPromptKey() (changed bool, err error) {
 	p := r.Settings().Predictor
 	if r.PromptKey() == nil { // the predictor does not distinguish prompts

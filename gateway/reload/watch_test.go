@@ -103,8 +103,8 @@ func TestGeoKeysThatChangeWithTheConfigComeIntoForce(t *testing.T) {
 	require.Equal(t, 2, set, "with the config they do, too")
 }
 
-// A new config may name a file that comes a moment later, such as one of another Kubernetes volume. Nothing about the config itself changes
-// when the file comes.
+// A new config may name a file that comes a moment later, such as one of another Kubernetes volume.
+// Nothing about the config itself changes when the file comes.
 func TestAConfigThatWasRefusedForAFileThatItNamesIsTriedAgain(t *testing.T) {
 	dir := t.TempDir()
 	file, token := filepath.Join(dir, "evenkeel.yaml"), filepath.Join(dir, "token")

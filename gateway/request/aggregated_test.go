@@ -35,8 +35,8 @@ func (l *listens) EnqueueAggregated(e *pool.Entry, _ []board.Hit) <-chan dispatc
 	return got
 }
 
-// What the dispatcher is told of a request for ranks that prefill and decode: their board, whether others come first, and for how
-// long it may wait.
+// What the dispatcher is told of a request for ranks that prefill and decode: their board, whether
+// others come first, and for how long it may wait.
 func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 	arrive := time.Now().Add(-time.Second)
 	for name, row := range map[string]struct {

@@ -26,7 +26,8 @@ func TestAThrottledClientIsToldWhenToComeBack(t *testing.T) {
 	require.Positive(t, failure.FromStream(sse.Failure{Status: http.StatusTooManyRequests}).RetryAfter)
 }
 
-// An answer that has begun is tried again without a budget, too, and the pauses before that grow no longer than any other.
+// An answer that has begun is tried again without a budget, too, and the pauses before that grow no
+// longer than any other.
 func TestThePauseOfAnAnswerThatHasBegunIsBounded(t *testing.T) {
 	srv := newServer(t, func(cfg *config.Config, _ *Deps) { cfg.Prefill.Retry.Attempts = 100 })
 	j := &job{srv: srv.Server, incoming: &Incoming{}}

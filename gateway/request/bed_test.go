@@ -52,8 +52,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A bed is a server with reference engines and a listener. No monitor looks at the engines, and no door stands in front of it: what
-// a request may be is checked elsewhere.
+// A bed is a server with reference engines and a listener. No monitor looks at the engines, and no
+// door stands in front of it: what a request may be is checked elsewhere.
 type bed struct {
 	*server
 	t     *testing.T
@@ -79,8 +79,8 @@ type bed struct {
 	lateness func() time.Duration // see refclient.Lateness; nil: nobody has asked yet
 }
 
-// setup is what a bed is made of. The zero value is one prefill engine and one decode engine of one rank, with the connector that
-// profiles have if nobody says another.
+// setup is what a bed is made of. The zero value is one prefill engine and one decode engine of one
+// rank, with the connector that profiles have if nobody says another.
 type setup struct {
 	prefill, decode []refengine.Config
 	mixed           []refengine.Config // engines that prefill and decode; with any, there are no others unless they are named
@@ -102,7 +102,8 @@ type setup struct {
 
 const refModel = "ref"
 
-// patience is how long a test waits for what takes milliseconds, unless the machine has much else to do.
+// patience is how long a test waits for what takes milliseconds, unless the machine has much else
+// to do.
 const patience = time.Minute
 
 func start(t *testing.T, o setup) *bed {
@@ -329,7 +330,8 @@ func (b *bed) over() {
 	b.eventually("no request is open", func() bool { return b.Open() == 0 })
 }
 
-// settle waits until nothing is under way, and holds that nothing is held then. The bed takes no requests any more.
+// settle waits until nothing is under way, and holds that nothing is held then. The bed takes no
+// requests any more.
 func (b *bed) settle() {
 	b.t.Helper()
 	b.over()
@@ -373,8 +375,8 @@ func (b *bed) settle() {
 	}
 }
 
-// clean settles what no engine was to spoil: no hand-off was lost, and no engine keeps or computed anything that the proxy does not know
-// of.
+// clean settles what no engine was to spoil: no hand-off was lost, and no engine keeps or computed
+// anything that the proxy does not know of.
 func (b *bed) clean() {
 	b.t.Helper()
 	b.settle()
@@ -397,9 +399,9 @@ func (b *bed) clean() {
 
 var verdicts = [...]string{engine.Faulted: "faulted", engine.Silent: "silent", engine.Unclear: "unclear"}
 
-// fate says in words what became of a request, of its hand-offs and of the name of its engines: how often they prefilled only with
-// prefills, and who was reported, or failed at a prefill, only with blame. Of two legs
-// that run at once, either may end first, so that these may differ.
+// fate says in words what became of a request, of its hand-offs and of the name of its engines: how
+// often they prefilled only with prefills, and who was reported, or failed at a prefill, only with
+// blame. Of two legs that run at once, either may end first, so that these may differ.
 func (b *bed) fate(got string, in *Incoming, prefills, blame bool) string {
 	words := []string{got}
 	note := func(n int, format string, args ...any) {
@@ -469,7 +471,8 @@ func (b *bed) discarded() (all []string) {
 	return all
 }
 
-// readGauges has a monitor read the gauges of decode engines. What it says of them otherwise is not heard.
+// readGauges has a monitor read the gauges of decode engines. What it says of them otherwise is not
+// heard.
 func (b *bed) readGauges() {
 	m := engine.NewMonitor(engine.MonitorConfig{Client: b.Client, Registerer: b.registry, HealthInterval: 20 * time.Millisecond,
 		FactsInterval: 50 * time.Millisecond})

@@ -43,8 +43,8 @@ func TestALimitIsTheKeyThatTheDocsName(t *testing.T) {
 	}
 }
 
-// Each event of /generate has all of the answer so far, so that a stream has the square of its tokens. As long as each event has what its
-// tokens may take, the engine has not sent too much.
+// Each event of /generate has all of the answer so far, so that a stream has the square of its
+// tokens. As long as each event has what its tokens may take, the engine has not sent too much.
 func TestAStreamOfGenerateMayBeLong(t *testing.T) {
 	const tokens = 1000
 	const one = `[-0.1,12345,null],`

@@ -12,8 +12,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// breaker is the writer of a decode engine whose nth event (from 1) reaches the proxy as spoil makes it. The engine's events are cut out of
-// what it writes, wherever a write ends.
+// breaker is the writer of a decode engine whose nth event (from 1) reaches the proxy as spoil
+// makes it. The engine's events are cut out of what it writes, wherever a write ends.
 type breaker struct {
 	http.ResponseWriter
 	spoil   func(event []byte) []byte
@@ -44,9 +44,9 @@ func (w *breaker) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *breaker) Flush() { w.ResponseWriter.(http.Flusher).Flush() }
 
-// broken has what an event may have become on its way, where something between the engine and the proxy has broken it. An event that is
-// lost whole, or that comes without data, is not among them: by the rules of event streams it is no event, and nothing in the stream tells
-// of it.
+// broken has what an event may have become on its way, where something between the engine and the
+// proxy has broken it. An event that is lost whole, or that comes without data, is not among them:
+// by the rules of event streams it is no event, and nothing in the stream tells of it.
 var broken = map[string]func(event []byte) []byte{
 	"half of its JSON":   func(e []byte) []byte { return append(bytes.TrimRight(e, "\n")[:len(e)/2], "\n\n"...) },
 	"no JSON":            func(e []byte) []byte { return replaceData(e, "<html>502 Bad Gateway</html>") },
@@ -68,8 +68,9 @@ func replaceData(event []byte, data string) []byte {
 	return []byte(b.String() + "\n")
 }
 
-// Every attempt at the request meets the broken event. So the client is told of an error, before the first byte by the status and
-// afterwards by an event, and never gets a text with a hole as if it were whole.
+// Every attempt at the request meets the broken event. So the client is told of an error, before
+// the first byte by the status and afterwards by an event, and never gets a text with a hole as if
+// it were whole.
 func TestABrokenEventInTheMiddle(t *testing.T) {
 	eachDialect(t, append([]string{mooncake.AscendMooncakeV1}, anyone...), func(t *testing.T, d dialect, o setup) {
 		if o.profile.Ascend() {

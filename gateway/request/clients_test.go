@@ -69,9 +69,11 @@ func (b *bed) stream(more int) {
 	}
 }
 
-// untilRead is OnBreak of the engines: it returns once a client has read so many tokens of an answer, because an answer that is lost
-// before its client has any of it begins anew. It returns at once if no client is to read a stream, and after 1000 looks, about a second,
-// if the answer is none of a stream, or its text is held back. A machine that stands still for a while uses up no looks.
+// untilRead is OnBreak of the engines: it returns once a client has read so many tokens of an
+// answer, because an answer that is lost before its client has any of it begins anew. It returns at
+// once if no client is to read a stream, and after 1000 looks, about a second, if the answer is
+// none of a stream, or its text is held back. A machine that stands still for a while uses up no
+// looks.
 func (b *bed) untilRead(answer uint64, tokens int) {
 	id := reftext.TokenID(answer, tokens-1)
 	forms := [][]byte{reftext.AppendTokenJSON(nil, id), strconv.AppendInt(nil, int64(id), 10)} // in text, and in ids
@@ -86,7 +88,8 @@ func (b *bed) untilRead(answer uint64, tokens int) {
 	}
 }
 
-// send asks in the background. Its client leaves with leave, and wait waits until nothing reads its answer any more.
+// send asks in the background. Its client leaves with leave, and wait waits until nothing reads its
+// answer any more.
 func (b *bed) send(body string) (leave, wait func()) {
 	b.t.Helper()
 	path := mooncake.Chat.Path()
@@ -114,8 +117,9 @@ func (b *bed) sendTo(path, body string) (leave, wait func()) {
 	return leave, func() { <-gone }
 }
 
-// endless has a stream decoded that does not end before its client leaves. A request that a slow machine has refused, for example because
-// its first event took longer than first_event_timeout, is sent again.
+// endless has a stream decoded that does not end before its client leaves. A request that a slow
+// machine has refused, for example because its first event took longer than first_event_timeout, is
+// sent again.
 func (b *bed) endless() (end func()) {
 	b.t.Helper()
 	before := b.begun()
@@ -153,7 +157,8 @@ func (b *bed) only(ranks ...int) {
 	b.Dispatcher.SetWorkers(b.workers)
 }
 
-// move ends the calls at an engine as the deadline of its drain does, "": at all engines, and says how many.
+// move ends the calls at an engine as the deadline of its drain does, "": at all engines, and says
+// how many.
 func (b *bed) move(instance string) int {
 	return b.engines.calls.MoveCalls(func(at roster.Location) bool { return instance == "" || at.Instance == instance })
 }
@@ -184,8 +189,8 @@ func (b *bed) eventually(what string, ok func() bool) {
 	}
 }
 
-// judge asks for a chat and says whether its answer is "right", and else with which code it failed. What comes before a failure has to be
-// right, too. Two answers have the seeds 5 and 6.
+// judge asks for a chat and says whether its answer is "right", and else with which code it failed.
+// What comes before a failure has to be right, too. Two answers have the seeds 5 and 6.
 func (b *bed) judge(prompt, more string) string {
 	b.t.Helper()
 	seeds := []string{""}
@@ -210,13 +215,15 @@ func (b *bed) judge(prompt, more string) string {
 	return cmp.Or(fail, "right")
 }
 
-// read is the text of the first answer that came, whether it said that it is finished, and the code of the error at its end.
+// read is the text of the first answer that came, whether it said that it is finished, and the code
+// of the error at its end.
 func read(t *testing.T, r reply) (text string, finished bool, fail string) {
 	texts, ends, fail := readAll(t, r)
 	return texts[0], ends[0], fail
 }
 
-// eventsOf are the events of a stream without its comments, each of which is a line of the event that follows.
+// eventsOf are the events of a stream without its comments, each of which is a line of the event
+// that follows.
 func eventsOf(stream string) []string {
 	var text strings.Builder
 	for line := range strings.Lines(strings.ReplaceAll(stream, "\r\n", "\n")) {
@@ -260,7 +267,8 @@ func readAll(t *testing.T, r reply) (texts map[int]string, finished map[int]bool
 	return texts, finished, fail
 }
 
-// judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
+// judging has judge ask, and gives what it says. The channel is closed without a verdict if it
+// fails.
 func (b *bed) judging(prompt, more string) <-chan string {
 	got := make(chan string, 1)
 	go func() {

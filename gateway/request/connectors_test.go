@@ -12,10 +12,12 @@ import (
 	"evenkeel/mooncake"
 )
 
-// shapes are the four ways to ask for a chat: one answer or two, streamed or not. They are six answers.
+// shapes are the four ways to ask for a chat: one answer or two, streamed or not. They are six
+// answers.
 var shapes = []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`}
 
-// Engines of each connector, and of versions that say some things in another way or not at all, serve each shape of a request.
+// Engines of each connector, and of versions that say some things in another way or not at all,
+// serve each shape of a request.
 func TestConnectors(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -61,8 +63,8 @@ func TestConnectors(t *testing.T) {
 	}
 }
 
-// From vllm-ascend 0.14 on a decode engine waits for the name of the request, so a hand-off without it is refused before it is sent there.
-// Of a version that names none, the shape alone decides.
+// From vllm-ascend 0.14 on a decode engine waits for the name of the request, so a hand-off without
+// it is refused before it is sent there. Of a version that names none, the shape alone decides.
 func TestAHandoffThatNamesNoRequest(t *testing.T) {
 	t.Parallel()
 	for named, want := range map[bool]string{true: "502", false: "right"} {
@@ -95,7 +97,8 @@ func TestRanksByHeader(t *testing.T) {
 	}
 }
 
-// Ranks of SGLang meet in rooms: the room belongs to the prefill rank, and the decode rank is told it.
+// Ranks of SGLang meet in rooms: the room belongs to the prefill rank, and the decode rank is told
+// it.
 func TestRoomsBelongToRanks(t *testing.T) {
 	t.Parallel()
 	for name, prefill := range map[string]refengine.Config{
@@ -124,8 +127,8 @@ func TestRoomsBelongToRanks(t *testing.T) {
 	}
 }
 
-// With elastic EP a server of SGLang goes on without a rank whose GPU has failed, and ends when a request names it: settle holds that none
-// did.
+// With elastic EP a server of SGLang goes on without a rank whose GPU has failed, and ends when a
+// request names it: settle holds that none did.
 func TestRanksThatAreNotNamedMayFail(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
@@ -170,7 +173,8 @@ func TestAnAnswerInOnePieceIsPassedOn(t *testing.T) {
 	}
 }
 
-// A client may ask for more than fits one piece. That is no failure of the engine, and every other one would answer the same.
+// A client may ask for more than fits one piece. That is no failure of the engine, and every other
+// one would answer the same.
 func TestAWholeAnswerThatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{

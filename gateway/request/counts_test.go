@@ -165,7 +165,8 @@ func TestAGuessedCountEndsNoAnswer(t *testing.T) {
 	b.settle()
 }
 
-// Events that arrive together are heard as one step: on a busy machine a short answer may not be enough.
+// Events that arrive together are heard as one step: on a busy machine a short answer may not be
+// enough.
 func TestTheBoardHearsTheStepsOfItsEngines(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{waits: true})
@@ -178,7 +179,8 @@ func TestTheBoardHearsTheStepsOfItsEngines(t *testing.T) {
 	b.clean()
 }
 
-// No engine is believed that counts more tokens in a prompt than its context has: its caller would pay for them for ever.
+// No engine is believed that counts more tokens in a prompt than its context has: its caller would
+// pay for them for ever.
 func TestTokensOfAPromptThatThereCannotBe(t *testing.T) {
 	t.Parallel()
 	const scores = `"echo":true,"logprobs":1,"max_tokens":1,`
@@ -217,7 +219,8 @@ func TestTokensOfAPromptThatThereCannotBe(t *testing.T) {
 	}
 }
 
-// counts1e15 is the front of a setup: the engine at the host in liar reports 10^15 for a count of its usage.
+// counts1e15 is the front of a setup: the engine at the host in liar reports 10^15 for a count of
+// its usage.
 func counts1e15(key string, liar *atomic.Value) func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
 	count := regexp.MustCompile(`"` + key + `":\s*\d+`)
 	return func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
@@ -233,7 +236,8 @@ func counts1e15(key string, liar *atomic.Value) func(w http.ResponseWriter, r *h
 	}
 }
 
-// More tokens of a prompt than it has cannot have been cached: neither the client nor the record is told that they were.
+// More tokens of a prompt than it has cannot have been cached: neither the client nor the record is
+// told that they were.
 func TestCachedTokensThatThereCannotBe(t *testing.T) {
 	t.Parallel()
 	rows := map[string]setup{"of ranks that do both": {mixed: []refengine.Config{does(1)}}}

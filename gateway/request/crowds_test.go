@@ -26,8 +26,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Decode engines of vllm-ascend give chats back for want of KV memory. With the profile that a config has without another word, every chat
-// goes on to its last token.
+// Decode engines of vllm-ascend give chats back for want of KV memory. With the profile that a
+// config has without another word, every chat goes on to its last token.
 func TestNoChatBreaksOnAscend(t *testing.T) {
 	t.Parallel()
 	const mostGivenBack = 3 // how often an answer goes on (recompute_max)
@@ -96,8 +96,8 @@ func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
 	require.Positive(t, b.metric(t, "evenkeel_decode_losses_total", "1"))
 }
 
-// One engine of each side dies under a hundred requests. A client that has nothing of an answer yet gets a right one, whatever became of
-// the attempts before.
+// One engine of each side dies under a hundred requests. A client that has nothing of an answer yet
+// gets a right one, whatever became of the attempts before.
 func TestAnEngineOfEachSideDiesUnderManyRequests(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
@@ -150,8 +150,8 @@ var boundFaults = map[string][]refengine.Fault{
 	mooncake.SGLang: {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow},
 }
 
-// Random lives: engines fail in every way, clients leave in every phase. No answer is wrong, no id or room is used twice, and nothing is
-// held in the end.
+// Random lives: engines fail in every way, clients leave in every phase. No answer is wrong, no id
+// or room is used twice, and nothing is held in the end.
 func TestRandomLivesOfBoundRequests(t *testing.T) {
 	t.Parallel()
 	for _, connector := range earlyConnectors {
@@ -160,8 +160,8 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 			fills := refengine.Config{Prompts: refengine.Prompts{Concurrency: 8}, SGLang: refengine.SGLangOptions{BootstrapTimeout: time.Second}}
 			b := start(t, setup{
 				prefill: []refengine.Config{fills, fills},
-				// At its own timeout an engine of SGLang frees blocks to which a prefill engine may still write, so no wait
-				// lasts that long here.
+				// At its own timeout an engine of SGLang frees blocks to which a prefill engine may still
+				// write, so no wait lasts that long here.
 				decode: []refengine.Config{{DPSize: 2, SGLang: refengine.SGLangOptions{WaitingTimeout: patience}},
 					{SGLang: refengine.SGLangOptions{WaitingTimeout: patience}}}, waits: true,
 				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: 2 * time.Second},
@@ -169,9 +169,9 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 					c.Limits.ProbeTimeout = 3 * time.Second
 					c.Bind.CallbackTimeout, c.Bind.Grace = 500*time.Millisecond, 500*time.Millisecond
 					c.Bind.Confirm = patience // on a busy machine a prefill's answer comes late
-					// After the grace a decode call is ended although the prefill engine may still write to its blocks.
-					// On a busy machine an engine may need longer than half a second to answer an abort. Layerwise uses
-					// up the grace for callbacks that never come.
+					// After the grace a decode call is ended although the prefill engine may still write to its
+					// blocks. On a busy machine an engine may need longer than half a second to answer an abort.
+					// Layerwise uses up the grace for callbacks that never come.
 					if connector != mooncake.AscendLayerwise {
 						c.Bind.Grace = patience
 					}
@@ -264,8 +264,9 @@ func TestManyThatLeave(t *testing.T) {
 	require.LessOrEqual(t, len(b.asked), got.Sent)
 }
 
-// What the proxy believes a rank holds is what the engine's step log says, but for the tokens on their way: a chunk for each running
-// request. It is never ahead of the engine; on a busy machine it may now and then be further behind.
+// What the proxy believes a rank holds is what the engine's step log says, but for the tokens on
+// their way: a chunk for each running request. It is never ahead of the engine; on a busy machine
+// it may now and then be further behind.
 func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
 	t.Parallel()
 	for name, engine := range map[string]refengine.Config{
@@ -315,8 +316,8 @@ func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
 	}
 }
 
-// A client that is served by a connection of its own leaves between requests: nothing of it may reach the engine's connection, which is
-// another's by then.
+// A client that is served by a connection of its own leaves between requests: nothing of it may
+// reach the engine's connection, which is another's by then.
 func TestLateLeaversHarmNobody(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{})
@@ -332,8 +333,9 @@ func TestLateLeaversHarmNobody(t *testing.T) {
 	b.clean()
 }
 
-// A way leads to an engine. The connections on it can be stranded: their end is gone without a word, as after a power cut of the engine's
-// host, and the first byte that is sent on one is answered with a reset.
+// A way leads to an engine. The connections on it can be stranded: their end is gone without a
+// word, as after a power cut of the engine's host, and the first byte that is sent on one is
+// answered with a reset.
 type way struct {
 	ln     net.Listener
 	to     string
@@ -417,8 +419,9 @@ func (m marked) Write(p []byte) (int, error) {
 	return m.Writer.Write(p)
 }
 
-// All connections to all engines end at once without a word while no request is on them, and then as many requests come as there are
-// connections. A connection that had ended before it was used is no engine's failure, so no request fails.
+// All connections to all engines end at once without a word while no request is on them, and then
+// as many requests come as there are connections. A connection that had ended before it was used is
+// no engine's failure, so no request fails.
 func TestConnectionsThatEndUnseenFailNoRequest(t *testing.T) {
 	t.Parallel()
 	const requests, slots = 46, 64

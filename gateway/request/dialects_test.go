@@ -97,8 +97,9 @@ func shortGrace(c *config.Config) {
 	}
 }
 
-// eachDialect runs a test with each of them, over engines with each connector. Under the race detector, it runs each connector with one
-// dialect, and each dialect with one connector: what is read and written in which goroutine does not depend on the two together.
+// eachDialect runs a test with each of them, over engines with each connector. Under the race
+// detector, it runs each connector with one dialect, and each dialect with one connector: what is
+// read and written in which goroutine does not depend on the two together.
 func eachDialect(t *testing.T, connectors []string, f func(t *testing.T, d dialect, o setup)) {
 	t.Parallel()
 	for i, connector := range connectors {
@@ -114,7 +115,8 @@ func eachDialect(t *testing.T, connectors []string, f func(t *testing.T, d diale
 	}
 }
 
-// Whatever an engine does wrong, on either side: the client gets the right text whole, or is told that it did not.
+// Whatever an engine does wrong, on either side: the client gets the right text whole, or is told
+// that it did not.
 func TestEveryFaultOfAResponseOrAMessage(t *testing.T) {
 	eachDialect(t, anyone, func(t *testing.T, d dialect, o setup) {
 		for _, name := range refengine.FaultNames() {
@@ -200,7 +202,8 @@ func TestEveryFaultOfALegThatIsBoundInADialect(t *testing.T) {
 	})
 }
 
-// An aborted transfer is known by the prompt tokens that the prefill engine counts, whenever it says so.
+// An aborted transfer is known by the prompt tokens that the prefill engine counts, whenever it
+// says so.
 func TestAnAbortedTransferOfADialectIsNotBelieved(t *testing.T) {
 	eachDialect(t, []string{mooncake.SGLang}, func(t *testing.T, d dialect, o setup) {
 		for _, stream := range []bool{true, false} {
@@ -228,7 +231,8 @@ func TestAnAbortedTransferOfADialectIsNotBelieved(t *testing.T) {
 	})
 }
 
-// Where there are tools, SGLang tells nothing of a response's text before its end. That is no silence of an engine that fails.
+// Where there are tools, SGLang tells nothing of a response's text before its end. That is no
+// silence of an engine that fails.
 func TestATextThatIsHeldBackToItsEnd(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
@@ -246,8 +250,8 @@ func TestATextThatIsHeldBackToItsEnd(t *testing.T) {
 	b.settle()
 }
 
-// SGLang finds out by itself that nobody waits for a message in one piece. The decode engine keeps its pages until the prefill
-// engine may not write any more.
+// SGLang finds out by itself that nobody waits for a message in one piece. The decode engine keeps
+// its pages until the prefill engine may not write any more.
 func TestADecodeOutlivesAPrefillThatCannotBeAborted(t *testing.T) {
 	t.Parallel()
 	const grace = 2 * time.Second
@@ -303,8 +307,9 @@ func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
 	})
 }
 
-// An engine says how an answer begins, and is lost before the first token. Another answers, and the client reads one
-// beginning. Where an engine has said so much that it did not wait for the token, the answer ends with an error.
+// An engine says how an answer begins, and is lost before the first token. Another answers, and the
+// client reads one beginning. Where an engine has said so much that it did not wait for the token,
+// the answer ends with an error.
 func TestAnAnswerThatIsLostBeforeItsFirstTokenBeginsOnce(t *testing.T) {
 	t.Parallel()
 	begins := func(kind, more string, n int) (all []string) {
@@ -367,8 +372,8 @@ func TestAnEnginesRefusalOfAMessage(t *testing.T) {
 	b.clean()
 }
 
-// A message has no word that keeps an engine from ending at once. vLLM 0.32 hands its prefill off all the same, to a
-// decode engine that pulls by NIXL. An engine that does not is asked twice.
+// A message has no word that keeps an engine from ending at once. vLLM 0.32 hands its prefill off
+// all the same, to a decode engine that pulls by NIXL. An engine that does not is asked twice.
 func TestAMessageWithAnEmptyAnswer(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

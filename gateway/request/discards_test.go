@@ -14,8 +14,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// What is pulled of a hand-off that was read before are blocks of somebody else. An engine that keeps them for the prompt
-// would answer the next one wrongly, even one with a hand-off that is right.
+// What is pulled of a hand-off that was read before are blocks of somebody else. An engine that
+// keeps them for the prompt would answer the next one wrongly, even one with a hand-off that is
+// right.
 func TestADiscardLeavesNothingInAPrefixCache(t *testing.T) {
 	t.Parallel()
 	e := refengine.Config{KV: refengine.KV{PrefixCache: 64}}
@@ -48,7 +49,8 @@ func full(t *testing.T, o setup) (b *bed, free func()) {
 	return b, b.endless()
 }
 
-// The pool's TTL is for clients. What they left is pulled when a slot is free, as long as its prefill engine holds it.
+// The pool's TTL is for clients. What they left is pulled when a slot is free, as long as its
+// prefill engine holds it.
 func TestADiscardOutlivesTheClientsWait(t *testing.T) {
 	t.Parallel()
 	b, free := full(t, setup{configure: func(c *config.Config, _ *Deps) { c.Pool.TTL = 200 * time.Millisecond }})
@@ -82,7 +84,8 @@ func TestMoreDiscardsThanPlaces(t *testing.T) {
 	require.Equal(t, []int{2, 2}, []int{b.pins(), b.orphans()}, "which time out")
 }
 
-// A decode engine whose core stood still reads a discard, too, when its KV is gone, and keeps blocks for it for ever.
+// A decode engine whose core stood still reads a discard, too, when its KV is gone, and keeps
+// blocks for it for ever.
 func TestBlocksOfADiscardThatComesLateCountAsTaken(t *testing.T) {
 	t.Parallel()
 	const lease = 3 * time.Second
@@ -104,7 +107,8 @@ func TestBlocksOfADiscardThatComesLateCountAsTaken(t *testing.T) {
 	require.Positive(t, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Orphans)
 }
 
-// A decode engine that refuses a discard and leaves the hand-off alone is asked again where there is no other, but not for ever.
+// A decode engine that refuses a discard and leaves the hand-off alone is asked again where there
+// is no other, but not for ever.
 func TestARefusedDiscardIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	for times, outcome := range map[int]string{2: "drained", 3: "refused"} {

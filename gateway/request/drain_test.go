@@ -13,7 +13,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// At the deadline of a drain what still runs goes on elsewhere where it can; where not, it ends with an error event.
+// At the deadline of a drain what still runs goes on elsewhere where it can; where not, it ends
+// with an error event.
 func TestTheDeadlineOfADrain(t *testing.T) {
 	t.Parallel()
 	const story = "a long story"

@@ -25,8 +25,8 @@ func confirm(d time.Duration) func(*config.Config, *Deps) {
 // both are two engines of a role.
 var both = []refengine.Config{{}, {}}
 
-// A prefill engine that fails ends the decode call at once: SGLang's would wait for 300 s. Here the second one fails, too. What
-// comes of one alone is in TestWhatComesOfTheEndOfALeg.
+// A prefill engine that fails ends the decode call at once: SGLang's would wait for 300 s. Here the
+// second one fails, too. What comes of one alone is in TestWhatComesOfTheEndOfALeg.
 func TestTwoPrefillEnginesThatFail(t *testing.T) {
 	t.Parallel()
 	for _, connector := range earlyConnectors {
@@ -48,7 +48,8 @@ func TestTwoPrefillEnginesThatFail(t *testing.T) {
 	}
 }
 
-// A decode engine that refuses a request leaves none behind on the prefill engine: settle waits until nothing runs there.
+// A decode engine that refuses a request leaves none behind on the prefill engine: settle waits
+// until nothing runs there.
 func TestTwoDecodeEnginesThatRefuse(t *testing.T) {
 	t.Parallel()
 	for _, connector := range earlyConnectors {
@@ -63,7 +64,8 @@ func TestTwoDecodeEnginesThatRefuse(t *testing.T) {
 	}
 }
 
-// A decode engine that takes no connections is reported to the monitor, which need not wait for its next health check.
+// A decode engine that takes no connections is reported to the monitor, which need not wait for its
+// next health check.
 func TestADecodeEngineThatIsGoneIsReported(t *testing.T) {
 	t.Parallel()
 	for _, connector := range earlyConnectors {
@@ -81,8 +83,9 @@ func TestADecodeEngineThatIsGoneIsReported(t *testing.T) {
 	}
 }
 
-// A prefill of SGLang that is aborted in its transfer may answer as if it were whole. It is not believed, whether its answer comes
-// before the first token is due, when that of the decode engine is all there, or when tokens have gone out already.
+// A prefill of SGLang that is aborted in its transfer may answer as if it were whole. It is not
+// believed, whether its answer comes before the first token is due, when that of the decode engine
+// is all there, or when tokens have gone out already.
 func TestAnAbortedTransferIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	aborts := refengine.Rule{Fault: refengine.PrefillAbort200}
@@ -132,8 +135,8 @@ func TestAnAbortedTransferIsNotBelieved(t *testing.T) {
 // unconfirmed is a prefill engine of SGLang that hands its KV over and never ends its answer.
 var unconfirmed = refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseMidStream, Leg: refengine.LegProbe}
 
-// When a decode engine has ended an answer, its slot is free, even if the prefill engine has not said yet that the KV was
-// whole. If the client leaves then, nothing stays charged.
+// When a decode engine has ended an answer, its slot is free, even if the prefill engine has not
+// said yet that the KV was whole. If the client leaves then, nothing stays charged.
 func TestADecodeThatHasEndedHoldsNoSlotForItsPrefill(t *testing.T) {
 	t.Parallel()
 	for _, stream := range []bool{true, false} {
@@ -156,8 +159,8 @@ func TestADecodeThatHasEndedHoldsNoSlotForItsPrefill(t *testing.T) {
 	}
 }
 
-// The wait for the prefill engine's confirmation has a bound of its own. An answer that is not confirmed by then ends with
-// an error.
+// The wait for the prefill engine's confirmation has a bound of its own. An answer that is not
+// confirmed by then ends with an error.
 func TestAnAnswerThatIsNotConfirmedInTimeEndsWithAnError(t *testing.T) {
 	t.Parallel()
 	const grace = 3 * time.Second // a right answer is confirmed in time on a loaded machine, too
@@ -177,8 +180,8 @@ func TestAnAnswerThatIsNotConfirmedInTimeEndsWithAnError(t *testing.T) {
 	b.settle()
 }
 
-// If a prefill engine stands still, the slot of a client that has left is free after the grace. The decode engine may keep
-// blocks for KV that comes late, so their room stays charged.
+// If a prefill engine stands still, the slot of a client that has left is free after the grace. The
+// decode engine may keep blocks for KV that comes late, so their room stays charged.
 func TestAPrefillThatStandsStillHoldsNoSlotOfAClientThatLeft(t *testing.T) {
 	t.Parallel()
 	for _, connector := range earlyConnectors {
@@ -227,7 +230,8 @@ func TestTheClientOfABoundRequestLeaves(t *testing.T) {
 	}
 }
 
-// KV that does not arrive is no fault of the request: the third decode engine serves what two could not get.
+// KV that does not arrive is no fault of the request: the third decode engine serves what two could
+// not get.
 func TestTransfersThatFailAreNotTheRequestsFault(t *testing.T) {
 	t.Parallel()
 	for name, more := range map[string]string{"in a stream": `"stream":true,`, "as a status": ``} {
@@ -298,7 +302,8 @@ func TestBoundRequestsSurviveTheirDecodeEngine(t *testing.T) {
 // standing is an engine that computes nothing until its faults are cleared.
 var standing = refengine.Rule{Fault: refengine.Standstill, DelayMS: int(time.Hour / time.Millisecond)}
 
-// A request waits for a prefill engine that can begin before it takes a slot: here one request at a time.
+// A request waits for a prefill engine that can begin before it takes a slot: here one request at a
+// time.
 func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{decode: []refengine.Config{{Slots: 8}}, profile: mooncake.Profile{Connector: mooncake.SGLang},
@@ -339,7 +344,8 @@ func TestTooManyWaitToBeBound(t *testing.T) {
 	require.EqualValues(t, 1, b.d[0].Stats().Requests)
 }
 
-// A pushing prefill engine that is asked first keeps its KV for a lease. A hand-off waits for a rank that long and no
+// A pushing prefill engine that is asked first keeps its KV for a lease. A hand-off waits for a
+// rank that long and no
 // longer: past it none is dispatched, and the next request is prefilled anew.
 func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
 	t.Parallel()

@@ -69,12 +69,14 @@ var callbackOf = map[string]string{
 	"is called back from somewhere": "bad",
 }
 
-// A legEnd is what comes of a request when one of its legs ends so: of a streamed one, and of one whose answer comes in one piece.
+// A legEnd is what comes of a request when one of its legs ends so: of a streamed one, and of one
+// whose answer comes in one piece.
 type legEnd struct{ leg, streamed, whole string }
 
 const again = "right, 2 attempts, 2 prefills"
 
-// It is a rule of gateway/lifecycle what becomes of a request, of its hand-off and of its engines when a leg ends. Here the rules meet
+// It is a rule of gateway/lifecycle what becomes of a request, of its hand-off and of its engines
+// when a leg ends. Here the rules meet
 // engines: the first engine ends the leg so, once, and a second engine of its role is well. No engine may ever find that the
 // proxy has used a hand-off twice, and nothing may be held in the end.
 func TestWhatComesOfTheEndOfALeg(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// An attempt that is bound before its prefill has both engines, whichever of them fails. Its receipt says which one did, and
-// names none where none did.
+// An attempt that is bound before its prefill has both engines, whichever of them fails. Its
+// receipt says which one did, and names none where none did.
 func TestTheReceiptSaysWhichEngineFailed(t *testing.T) {
 	t.Parallel()
 	failed := func(b *bed) (names []string) {

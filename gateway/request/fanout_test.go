@@ -72,7 +72,8 @@ func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 	}
 }
 
-// A leg that only a decode rank may compute enters no queue for a prefill engine, whose turn it would never take.
+// A leg that only a decode rank may compute enters no queue for a prefill engine, whose turn it
+// would never take.
 func TestALegThatGoesWholeTakesNoPrefillEngine(t *testing.T) {
 	t.Parallel()
 	// The leg that has the slot keeps it until the other leg has failed.

@@ -15,8 +15,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Whatever an engine does wrong, on either side: the client gets the right text whole, or is told that it did not. However wrong or late
-// its gauges and pages are, which a monitor reads, no client notices anything.
+// Whatever an engine does wrong, on either side: the client gets the right text whole, or is told
+// that it did not. However wrong or late its gauges and pages are, which a monitor reads, no client
+// notices anything.
 func TestEveryFault(t *testing.T) {
 	t.Parallel()
 	silence := 500 * time.Millisecond // of an engine that hangs; a right answer needs its time, too

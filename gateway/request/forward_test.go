@@ -11,7 +11,8 @@ import (
 	"evenkeel/geo"
 )
 
-// What a client asked for holds at the dispatcher that serves its request, and nobody on the way there can change it.
+// What a client asked for holds at the dispatcher that serves its request, and nobody on the way
+// there can change it.
 func TestWhatGoesAlongToAPeer(t *testing.T) {
 	var ctx fasthttp.RequestCtx
 	j := &job{incoming: &Incoming{}}

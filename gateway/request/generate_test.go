@@ -120,7 +120,8 @@ func TestGenerateOfSGLang(t *testing.T) {
 	}
 }
 
-// A stream of token ids goes on by them. Nobody knows the ids of a text, so that a stream of one ends; what nobody has seen begins anew.
+// A stream of token ids goes on by them. Nobody knows the ids of a text, so that a stream of one
+// ends; what nobody has seen begins anew.
 func TestAnAnswerOfGenerateThatBreaksOff(t *testing.T) {
 	t.Parallel()
 	one := reftext.Of(reftext.MakePrompt(3, 40)).IDs

@@ -43,7 +43,8 @@ func kept(t *testing.T, o setup, loops int) setup {
 	return o
 }
 
-// comments takes the comments before the first event out of an answer, and says how many there were.
+// comments takes the comments before the first event out of an answer, and says how many there
+// were.
 func comments(r *reply, path string) (n int) {
 	comment := string(sse.Silence(sse.FormOf(path)))
 	for strings.HasPrefix(r.body, comment) {
@@ -53,7 +54,8 @@ func comments(r *reply, path string) (n int) {
 	return n
 }
 
-// eventsHaveData says of a stream that each blank line has data before it, as clients want that take it for the end of an event.
+// eventsHaveData says of a stream that each blank line has data before it, as clients want that
+// take it for the end of an event.
 func eventsHaveData(t *testing.T, stream string) {
 	t.Helper()
 	data := false
@@ -67,8 +69,8 @@ func eventsHaveData(t *testing.T, stream string) {
 	}
 }
 
-// However a request is served: while it waits for its first token its client gets comments, and the answer is the same. An answer
-// that is not streamed has none.
+// However a request is served: while it waits for its first token its client gets comments, and the
+// answer is the same. An answer that is not streamed has none.
 func TestAClientThatWaitsGetsComments(t *testing.T) {
 	t.Parallel()
 	prompt := reftext.MakePrompt(3, 40)
@@ -147,8 +149,8 @@ func TestAClientThatWaitsGetsComments(t *testing.T) {
 	}
 }
 
-// Without the key nothing comes before the first token, nor with it for a client that does not wait so long. A failure has its
-// status then.
+// Without the key nothing comes before the first token, nor with it for a client that does not wait
+// so long. A failure has its status then.
 func TestNothingComesBeforeTheFirstComment(t *testing.T) {
 	t.Parallel()
 	for _, after := range []time.Duration{0, time.Hour} {
@@ -168,7 +170,8 @@ func TestNothingComesBeforeTheFirstComment(t *testing.T) {
 	}
 }
 
-// A request that fails behind comments ends with one error in the words of its endpoint, and never in silence.
+// A request that fails behind comments ends with one error in the words of its endpoint, and never
+// in silence.
 func TestAFailureBehindComments(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -282,7 +285,8 @@ func post(body, protocol string) string {
 		protocol, len(body), body)
 }
 
-// The connection is used again behind an answer with comments, whole or failed, and one of HTTP/1.0 has no chunks and ends.
+// The connection is used again behind an answer with comments, whole or failed, and one of HTTP/1.0
+// has no chunks and ends.
 func TestTheConnectionBehindComments(t *testing.T) {
 	t.Parallel()
 	for _, loops := range []int{2, 0} {
@@ -328,7 +332,8 @@ func TestTheConnectionBehindComments(t *testing.T) {
 	}
 }
 
-// Comments also come in the middle of an answer: while its engine is silent, and while it goes on elsewhere.
+// Comments also come in the middle of an answer: while its engine is silent, and while it goes on
+// elsewhere.
 func TestCommentsInTheMiddle(t *testing.T) {
 	t.Parallel()
 	comment := string(sse.Silence(sse.Chunks))
@@ -355,7 +360,8 @@ func TestCommentsInTheMiddle(t *testing.T) {
 	}
 }
 
-// An event that is larger than limits.event_bytes reaches its client in pieces. A comment between two pieces would be a part of the event.
+// An event that is larger than limits.event_bytes reaches its client in pieces. A comment between
+// two pieces would be a part of the event.
 func TestNoCommentComesInsideAnEvent(t *testing.T) {
 	t.Parallel()
 	for _, loops := range []int{2, 0} {

@@ -31,8 +31,8 @@ func (b *bed) kept() (n int64) {
 	return n
 }
 
-// Whatever ends an answer, the proxy counts what its engine keeps: an engine has so many tokens in whole blocks. vLLM 0.33 says in streams
-// what it keeps, and 0.32 does not.
+// Whatever ends an answer, the proxy counts what its engine keeps: an engine has so many tokens in
+// whole blocks. vLLM 0.33 says in streams what it keeps, and 0.32 does not.
 func TestWhatAnEngineKeepsOfAnAnswerIsCounted(t *testing.T) {
 	for _, version := range []string{"0.32.0", "0.33.0"} {
 		for name, ask := range map[string]struct {

@@ -15,10 +15,12 @@ import (
 
 const latePulls = "evenkeel_late_pulls_total"
 
-// longLease is the hold of tests that lose nothing, although a loaded machine stops their process for a second or two.
+// longLease is the hold of tests that lose nothing, although a loaded machine stops their process
+// for a second or two.
 const longLease = 8 * time.Second
 
-// holding is a bed of one engine of each role whose hand-offs are held so long. steps: how long a step of the decode engine takes.
+// holding is a bed of one engine of each role whose hand-offs are held so long. steps: how long a
+// step of the decode engine takes.
 func holding(connector string, hold, margin, steps time.Duration) setup {
 	return setup{
 		profile: mooncake.Profile{Connector: connector, KVHoldTimeout: hold, HoldMargin: margin},
@@ -27,8 +29,8 @@ func holding(connector string, hold, margin, steps time.Duration) setup {
 	}
 }
 
-// With hand-offs that live for a moment and slots that are always taken, many requests wait too long. They are refused; none
-// is decoded from expired KV: settle looks.
+// With hand-offs that live for a moment and slots that are always taken, many requests wait too
+// long. They are refused; none is decoded from expired KV: settle looks.
 func TestExpiredHandoffsAreNeverDecoded(t *testing.T) {
 	t.Parallel()
 	const all = 30
@@ -46,7 +48,8 @@ func TestExpiredHandoffsAreNeverDecoded(t *testing.T) {
 	require.EqualValues(t, got["503"], b.metric(t, "evenkeel_requests_total", "pool_timeout"))
 }
 
-// A decode engine that reads the KV too late reads somebody else's by then, and answers 200. Nobody gets to see that.
+// A decode engine that reads the KV too late reads somebody else's by then, and answers 200. Nobody
+// gets to see that.
 func TestALatePullIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	const hold = 2 * time.Second
@@ -61,8 +64,9 @@ func TestALatePullIsNotBelieved(t *testing.T) {
 	require.EqualValues(t, 2, b.metric(t, latePulls, ""))
 }
 
-// An answer in one piece has no first event that could come in time. If the engine stood still, it is thrown away when it
-// comes. The engine has cached the wrong KV by then, and no later request may find it there: settle looks.
+// An answer in one piece has no first event that could come in time. If the engine stood still, it
+// is thrown away when it comes. The engine has cached the wrong KV by then, and no later request
+// may find it there: settle looks.
 func TestWhatAnEngineCachedAfterItStoodStillIsNotFoundAgain(t *testing.T) {
 	t.Parallel()
 	o := holding(mooncake.NIXLPull, longLease, 0, 0)
@@ -83,8 +87,9 @@ func TestWhatAnEngineCachedAfterItStoodStillIsNotFoundAgain(t *testing.T) {
 	b.settle()
 }
 
-// An answer that comes after the hold of its KV may be right, because the engines know of renewals that the proxy does not. A stream is
-// prefilled again all the same, and an answer in one piece if the prefill engine has freed KV that no decode engine had fetched.
+// An answer that comes after the hold of its KV may be right, because the engines know of renewals
+// that the proxy does not. A stream is prefilled again all the same, and an answer in one piece if
+// the prefill engine has freed KV that no decode engine had fetched.
 func TestAnAnswerThatWaitedInItsEnginesQueue(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

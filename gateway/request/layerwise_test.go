@@ -22,7 +22,8 @@ func layerwise(t *testing.T, late int, o setup) *bed {
 	return b
 }
 
-// A decode scheduler makes 32 callbacks at once: more prefills than that overlap only if each is answered at once.
+// A decode scheduler makes 32 callbacks at once: more prefills than that overlap only if each is
+// answered at once.
 func TestCallbacksAreAnsweredAtOnce(t *testing.T) {
 	t.Parallel()
 	b := layerwise(t, 0, setup{
@@ -62,8 +63,8 @@ func TestALateCallbackIsPrefilledForNobody(t *testing.T) {
 	b.settle()
 }
 
-// While a decode engine finds room, prefills end earlier or later than predicted: the prompt goes to the engine that
-// is then the first to end it.
+// While a decode engine finds room, prefills end earlier or later than predicted: the prompt goes
+// to the engine that is then the first to end it.
 func TestAPrefillerIsChosenAnewAtTheCallback(t *testing.T) {
 	t.Parallel()
 	b := layerwise(t, 0, setup{prefill: both, decode: []refengine.Config{{Slots: 4}}, configure: func(c *config.Config, _ *Deps) {

@@ -24,7 +24,8 @@ type parting struct {
 	engines work                       // for each leg
 }
 
-// work is what engines did: probes, decodes that a client waited for, discarded hand-offs, and pulls.
+// work is what engines did: probes, decodes that a client waited for, discarded hand-offs, and
+// pulls.
 type work struct{ probes, decodes, discarded, pulls int64 }
 
 func (b *bed) work() work {
@@ -208,7 +209,8 @@ func TestClientsThatLeaveASecondLeg(t *testing.T) {
 	}
 }
 
-// An answer that comes in one piece has no first event: its call goes on for as long as a pull may take, and no longer.
+// An answer that comes in one piece has no first event: its call goes on for as long as a pull may
+// take, and no longer.
 func TestAClientThatLeavesAnAnswerInOnePiece(t *testing.T) {
 	t.Parallel()
 	for name, here := range map[string]func(*bed, int64){
@@ -218,7 +220,8 @@ func TestAClientThatLeavesAnAnswerInOnePiece(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := parting{phase: journal.Transfer, here: here, engines: work{probes: 1, decodes: 1, pulls: 1}, o: setup{
-				// The pull ends by itself well within the time of the first event, or the call would be cut in it.
+				// The pull ends by itself well within the time of the first event, or the call would be cut in
+				// it.
 				decode:  []refengine.Config{{KV: refengine.KV{TransferBase: 200 * time.Millisecond}}},
 				profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough, FirstEventTimeout: 15 * time.Second},
 			}}
@@ -227,7 +230,8 @@ func TestAClientThatLeavesAnAnswerInOnePiece(t *testing.T) {
 	}
 }
 
-// A client that leaves while an engine computes its prompt pays what was estimated: nobody knows yet how long the prompt is.
+// A client that leaves while an engine computes its prompt pays what was estimated: nobody knows
+// yet how long the prompt is.
 func TestAClientThatLeavesDuringItsPromptPaysTheEstimate(t *testing.T) {
 	t.Parallel()
 	slow := []refengine.Config{{Prompts: refengine.Prompts{Base: 5 * time.Second}}}
@@ -252,8 +256,9 @@ func TestAClientThatLeavesDuringItsPromptPaysTheEstimate(t *testing.T) {
 	}
 }
 
-// A client of SGLang leaves while KV is being written. Its decode engine gives the pages away as soon as its call has ended, so that this
-// call must last until the prefill engine has answered: else the KV would come into the pages of the next request.
+// A client of SGLang leaves while KV is being written. Its decode engine gives the pages away as
+// soon as its call has ended, so that this call must last until the prefill engine has answered:
+// else the KV would come into the pages of the next request.
 func TestWhoLeavesDuringATransferSpoilsNobodysPages(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{

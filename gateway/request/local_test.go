@@ -21,7 +21,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// A decode rank that does not come to a first event with a prompt leaves it to a prefill engine, and no other rank is tried.
+// A decode rank that does not come to a first event with a prompt leaves it to a prefill engine,
+// and no other rank is tried.
 func TestARankThatFailsAtAPromptLeavesItToPrefill(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
@@ -71,7 +72,8 @@ func TestAClientThatLeavesALocalPrefillStopsItAtOnce(t *testing.T) {
 	require.Zero(t, b.metric(t, "evenkeel_local_prefill_failures_total", ""))
 }
 
-// Legs that ranks were to compute give their slots back when the others of the request find no place in the arrival queue.
+// Legs that ranks were to compute give their slots back when the others of the request find no
+// place in the arrival queue.
 func TestLegsGiveTheirSlotsBackWhenTheOthersFindNoPlace(t *testing.T) {
 	t.Parallel()
 	b := start(t, alone(setup{configure: func(c *config.Config, _ *Deps) {
@@ -337,7 +339,8 @@ func TestACallerChoosesTheWay(t *testing.T) {
 	b.settle()
 }
 
-// The turns of a session go to one prefill engine, whatever the policy says, until a request ends it.
+// The turns of a session go to one prefill engine, whatever the policy says, until a request ends
+// it.
 func TestASessionStaysAtItsEngine(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{prefill: []refengine.Config{{}, {}, {}}, configure: func(c *config.Config, _ *Deps) {

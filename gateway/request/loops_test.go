@@ -17,7 +17,8 @@ import (
 	"evenkeel/gateway/loop"
 )
 
-// eachDriver runs a test once with event loops and once with a goroutine per answer. Its engine is fast, and configure may be nil.
+// eachDriver runs a test once with event loops and once with a goroutine per answer. Its engine is
+// fast, and configure may be nil.
 func eachDriver(t *testing.T, configure func(*config.Config), f func(t *testing.T, b *bed)) {
 	t.Parallel()
 	for name, loops := range map[string]int{"event loops": 2, "goroutines": 0} {
@@ -43,7 +44,8 @@ func streamed(prompt string, tokens int, header string) string {
 		len(body), body)
 }
 
-// wire is a connection of a client that writes its own bytes, these first, and has room for so many.
+// wire is a connection of a client that writes its own bytes, these first, and has room for so
+// many.
 func (b *bed) wire(first string, room int) (*net.TCPConn, *bufio.Reader) {
 	b.t.Helper()
 	conn, err := net.Dial("tcp", b.ln.Addr().String())
@@ -175,7 +177,8 @@ func TestAShutdownWaitsForTheAnswerOnly(t *testing.T) {
 	})
 }
 
-// A client that reads a little now and then is within write_timeout for ever, and is cut in the end.
+// A client that reads a little now and then is within write_timeout for ever, and is cut in the
+// end.
 func TestAClientThatSipsIsCutInTheEnd(t *testing.T) {
 	eachDriver(t, func(c *config.Config) { c.Limits.ClientLag, c.Limits.ClientBacklog = 500*time.Millisecond, 4096 },
 		func(t *testing.T, b *bed) {

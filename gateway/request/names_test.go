@@ -16,8 +16,9 @@ import (
 // noModel is how vLLM says that it does not have a model.
 const noModel = "{\"error\":{\"message\":\"The model `ref` does not exist.\",\"type\":\"NotFoundError\",\"param\":\"model\",\"code\":404}}"
 
-// Engines whose lists have changed since they were read answer 404, and no list is read again here. Another engine is asked, no engine is
-// blamed, and the client gets the 404 once no engine is left, or too many have said so.
+// Engines whose lists have changed since they were read answer 404, and no list is read again here.
+// Another engine is asked, no engine is blamed, and the client gets the 404 once no engine is left,
+// or too many have said so.
 func TestEnginesThatDoNotHaveTheModel(t *testing.T) {
 	t.Parallel()
 	late, early := mooncake.Profile{}, mooncake.Profile{Connector: mooncake.AscendLayerwise}

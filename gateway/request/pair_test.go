@@ -37,7 +37,8 @@ type hearsNoSlot struct{ Dispatcher }
 func (hearsNoSlot) Quarantined(*dispatcher.Slot) []string { return nil }
 func (hearsNoSlot) Rerouted(*dispatcher.Slot, string)     {}
 
-// A pair is two legs: a prefill call as it is, to an engine that does what the test says, and a decode call that is the test itself.
+// A pair is two legs: a prefill call as it is, to an engine that does what the test says, and a
+// decode call that is the test itself.
 type pair struct {
 	t      *testing.T
 	srv    *server
@@ -122,7 +123,8 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	return c
 }
 
-// serve is an engine. The prefill engine says nothing before the test has it answer, or somebody has it abort.
+// serve is an engine. The prefill engine says nothing before the test has it answer, or somebody
+// has it abort.
 func (c *pair) serve(name string, w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	c.mu.Lock()
@@ -220,7 +222,8 @@ func (c *pair) isEnded() *failure.Fault {
 	return f
 }
 
-// A decode rank is bound already when a prefill engine refuses its prompt. Only an engine that can write KV to this rank may replace it.
+// A decode rank is bound already when a prefill engine refuses its prompt. Only an engine that can
+// write KV to this rank may replace it.
 func TestARefusedPrefillIsNotMovedToARankThatDecodes(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.AscendLayerwise, FirstEventTimeout: 2 * time.Second},

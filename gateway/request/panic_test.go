@@ -77,7 +77,8 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 }
 
-// A slot whose answer cannot be prepared goes back, although the request's life does not know of it yet.
+// A slot whose answer cannot be prepared goes back, although the request's life does not know of it
+// yet.
 func TestAPanicOnASlotGivesItBack(t *testing.T) {
 	srv := withEngines(t)
 	kid, in := edge.NewCloseNotifier(zap.NewNop()), &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
@@ -217,7 +218,8 @@ func early(t *testing.T, to client) (*server, *executor) {
 	return srv, &executor{job: j, lease: lease, slot: bound.Slot, stream: j.newStream(bound.Slot)}
 }
 
-// A prefill call that runs beside a decode call ends as it would without its panic: nothing recovers that goroutine.
+// A prefill call that runs beside a decode call ends as it would without its panic: nothing
+// recovers that goroutine.
 func TestAPanicLeavesThePrefillLegToItself(t *testing.T) {
 	for range 20 {
 		srv, r := early(t, breaks{edge.NewCloseNotifier(zap.NewNop())})
@@ -236,7 +238,8 @@ func TestAPanicBeforeThePrefillLegGivesTheLeaseBack(t *testing.T) {
 	require.Zero(t, srv.Prefill.Status()[0].Inflight)
 }
 
-// What cleans up after a panic must tell the life of it, and so the panic may not keep the life for itself.
+// What cleans up after a panic must tell the life of it, and so the panic may not keep the life for
+// itself.
 func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
 	for name, told := range map[string]func(*concurrentPrefill){
 		"the first event came":     func(p *concurrentPrefill) { p.firstEventCame(0) },
@@ -262,7 +265,8 @@ type miscounts struct{ EngineChooser }
 
 func (miscounts) AddRunning(string, int) { panic("on purpose") }
 
-// What stands behind the effect that panics is given back all the same, at the end of an answer, too.
+// What stands behind the effect that panics is given back all the same, at the end of an answer,
+// too.
 func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 	srv := newServer(t)
 	seats := edge.NewPlaces(5)

@@ -329,7 +329,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 	}
 }
 
-// An answer that is lost before its end was as wrong as one that is whole, if its prefill was aborted.
+// An answer that is lost before its end was as wrong as one that is whole, if its prefill was
+// aborted.
 func TestALostAnswerIsNotBelievedEither(t *testing.T) {
 	for _, row := range []struct {
 		name      string
@@ -356,7 +357,8 @@ func TestALostAnswerIsNotBelievedEither(t *testing.T) {
 	}
 }
 
-// A callback and the end of the answer may come at the same moment, and be seen in either order. Its token is forgotten then.
+// A callback and the end of the answer may come at the same moment, and be seen in either order.
+// Its token is forgotten then.
 func TestACallbackAtTheEndIsForgotten(t *testing.T) {
 	for name, late := range map[string]bool{"the callback first": false, "the end first": true} {
 		t.Run(name, func(t *testing.T) {
@@ -373,7 +375,8 @@ func TestACallbackAtTheEndIsForgotten(t *testing.T) {
 	}
 }
 
-// SGLang ends every request whose id begins with the one that it is told to abort. prefill.retry.attempts is at most 100.
+// SGLang ends every request whose id begins with the one that it is told to abort.
+// prefill.retry.attempts is at most 100.
 func TestNoIDBeginsAnotherOne(t *testing.T) {
 	var all []string
 	for attempt := 1; attempt <= 120; attempt++ {
@@ -386,7 +389,8 @@ func TestNoIDBeginsAnotherOne(t *testing.T) {
 	}
 }
 
-// The decode engine calls back behind bind.callback_timeout, while its call ends: its blocks wait for a prefill, so the prompt is computed.
+// The decode engine calls back behind bind.callback_timeout, while its call ends: its blocks wait
+// for a prefill, so the prompt is computed.
 func TestACallbackThatComesWhileTheDecodeLegEndsGetsItsPrefill(t *testing.T) {
 	for range 30 { // where two things are ready at once, one of them is chosen at random
 		c := newPair(t, mooncake.AscendLayerwise, func(c *config.Config) {
@@ -401,8 +405,8 @@ func TestACallbackThatComesWhileTheDecodeLegEndsGetsItsPrefill(t *testing.T) {
 	}
 }
 
-// The wait for an answer in one piece may end at the very moment when it would be made longer. Then it stays ended: a wait that goes on
-// would keep the request's body in memory.
+// The wait for an answer in one piece may end at the very moment when it would be made longer. Then
+// it stays ended: a wait that goes on would keep the request's body in memory.
 func TestAWaitThatHasEndedIsNotMadeLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		settings := fleet.NewSettings(config.Default())
@@ -420,7 +424,8 @@ func TestAWaitThatHasEndedIsNotMadeLonger(t *testing.T) {
 	})
 }
 
-// SGLang ignores an abort that comes before the request itself, so the abort is repeated until the prefill has ended.
+// SGLang ignores an abort that comes before the request itself, so the abort is repeated until the
+// prefill has ended.
 func TestAnAbortIsRepeatedUntilThePrefillHasEnded(t *testing.T) {
 	c := newPair(t, mooncake.SGLang, func(c *config.Config) { c.Bind.Grace = time.Hour })
 	c.sent()
@@ -441,7 +446,8 @@ func TestAnAbortIsRepeatedUntilThePrefillHasEnded(t *testing.T) {
 	}, time.Minute, time.Millisecond, "it ends with the prefill")
 }
 
-// An engine that refuses a decode call has no pages to protect, so its prefill call is ended at once.
+// An engine that refuses a decode call has no pages to protect, so its prefill call is ended at
+// once.
 func TestAPrefillEndsAtOnceIfItsDecodeIsRefused(t *testing.T) {
 	c := newPair(t, mooncake.SGLang, func(c *config.Config) { c.Bind.Grace = time.Hour })
 	c.sent()

@@ -11,8 +11,8 @@ import (
 	"evenkeel/bench/lab/refengine"
 )
 
-// What a decode engine computes of prompts whose KV was handed over is counted, and neither what it pulls nor what it is to
-// compute itself is.
+// What a decode engine computes of prompts whose KV was handed over is counted, and neither what it
+// pulls nor what it is to compute itself is.
 func TestPullsThatFellShortAreCounted(t *testing.T) {
 	t.Parallel()
 	var scraped atomic.Int64

@@ -20,8 +20,8 @@ const (
 	oneGroup   = "two API servers of one group"
 )
 
-// twoGroups are two groups of four ranks that prefill and decode, or one of eight. Requests are tried as often as usual, with the usual
-// pauses.
+// twoGroups are two groups of four ranks that prefill and decode, or one of eight. Requests are
+// tried as often as usual, with the usual pauses.
 func twoGroups(server string, slots int) setup {
 	o := setup{waits: true, configure: func(c *config.Config, _ *Deps) {
 		c.Prefill.Retry, c.Dispatch.Policy = config.Default().Prefill.Retry, config.Default().Dispatch.Policy
@@ -60,9 +60,10 @@ func counts(engines []*refengine.Engine) (requests, finished int64) {
 	return requests, finished
 }
 
-// All ranks of a group refuse whatever they get, because the group is overloaded or what stands before it is. The other group is well,
-// and no request fails, however many there are: neither where the empty group would be chosen first each time, nor where the other one
-// has no slot to spare.
+// All ranks of a group refuse whatever they get, because the group is overloaded or what stands
+// before it is. The other group is well, and no request fails, however many there are: neither
+// where the empty group would be chosen first each time, nor where the other one has no slot to
+// spare.
 func TestAGroupThatRefusesFailsNoRequest(t *testing.T) {
 	t.Parallel()
 	refuses := map[string]refengine.Rule{
@@ -104,7 +105,8 @@ func TestAGroupThatRefusesFailsNoRequest(t *testing.T) {
 	}
 }
 
-// One group refuses more requests at once than the budget of retries has for all of them. Nothing was run, and the other group takes each.
+// One group refuses more requests at once than the budget of retries has for all of them. Nothing
+// was run, and the other group takes each.
 func TestABurstThatAGroupRefusesFailsNoRequest(t *testing.T) {
 	t.Parallel()
 	for _, server := range []string{oneServer, ownServers, oneGroup} {
@@ -132,7 +134,8 @@ func TestWithOneAttemptNothingIsAskedTwice(t *testing.T) {
 	require.EqualValues(t, 1, asked)
 }
 
-// Where every group refuses, the client gets the refusal of an engine, and when to come back, after some attempts and not more.
+// Where every group refuses, the client gets the refusal of an engine, and when to come back, after
+// some attempts and not more.
 func TestWhereEveryGroupRefusesTheClientIsTold(t *testing.T) {
 	t.Parallel()
 	for _, server := range []string{oneServer, ownServers, oneGroup} {
@@ -150,7 +153,8 @@ func TestWhereEveryGroupRefusesTheClientIsTold(t *testing.T) {
 	}
 }
 
-// The engines of one kind refuse whatever they get, and those of the other kind come second. They serve what the first ones refuse.
+// The engines of one kind refuse whatever they get, and those of the other kind come second. They
+// serve what the first ones refuse.
 func TestTheOtherKindServesWhatOneKindRefuses(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{config.PreferPD, config.PreferAggregated} {
@@ -180,8 +184,8 @@ func TestTheOtherKindServesWhatOneKindRefuses(t *testing.T) {
 	}
 }
 
-// The dispatcher may bind a request to a rank of another group than the one that has its lease. What this rank fails at is not held against
-// the group of the lease.
+// The dispatcher may bind a request to a rank of another group than the one that has its lease.
+// What this rank fails at is not held against the group of the lease.
 func TestAGroupIsNotBlamedForARankOfAnother(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{waits: true, mixed: []refengine.Config{{Slots: 4}, {Slots: 4}}, groups: []string{"one", "other"}})

@@ -441,8 +441,8 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	}
 }
 
-// Under real want of KV memory the same requests are given back again and again, with text held back or none at all out yet.
-// Every answer is right.
+// Under real want of KV memory the same requests are given back again and again, with text held
+// back or none at all out yet. Every answer is right.
 func TestAnswersThatDoNotFitGoOn(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
@@ -467,8 +467,8 @@ func TestAnswersThatDoNotFitGoOn(t *testing.T) {
 	require.Positive(t, b.metric(t, "evenkeel_recomputes_total", "1"))
 }
 
-// An answer in one piece is lost. The rest of it comes in one read with its end, and both together are more than limits.answer_bytes:
-// what fits of them is not the answer.
+// An answer in one piece is lost. The rest of it comes in one read with its end, and both together
+// are more than limits.answer_bytes: what fits of them is not the answer.
 func TestTheRestOfALostAnswerIsTooLarge(t *testing.T) {
 	answered := map[int]int{}
 	for _, most := range []int{1000, 1500, 2000, 6000} {

@@ -27,7 +27,8 @@ func refused(t *testing.T, r reply, status int) string {
 	return fail
 }
 
-// Hand-offs that no decode rank fetches fill a prefill engine's KV cache: new prompts wait, and are refused when that takes too long.
+// Hand-offs that no decode rank fetches fill a prefill engine's KV cache: new prompts wait, and are
+// refused when that takes too long.
 func TestPrefillMemoryIsTaken(t *testing.T) {
 	t.Parallel()
 	b, free := full(t, setup{prefill: []refengine.Config{{KV: refengine.KV{Tokens: 2048}}},
@@ -51,7 +52,8 @@ func TestAPromptThatFitsNoRank(t *testing.T) {
 	b.settle()
 }
 
-// A full arrival queue refuses at once, all legs of a request together, and one that is not full refuses in the end.
+// A full arrival queue refuses at once, all legs of a request together, and one that is not full
+// refuses in the end.
 func TestTheArrivalQueueIsFullOrTooSlow(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{configure: func(c *config.Config, _ *Deps) {
@@ -75,8 +77,8 @@ func TestTheArrivalQueueIsFullOrTooSlow(t *testing.T) {
 	b.clean()
 }
 
-// A prompt and its answer that pass the context together are the decode engine's to judge: it cuts the answer, or it refuses, and then no
-// prefill is paid for.
+// A prompt and its answer that pass the context together are the decode engine's to judge: it cuts
+// the answer, or it refuses, and then no prefill is paid for.
 func TestBeyondTheContext(t *testing.T) {
 	t.Parallel()
 	const context, prompt = 200, 190
@@ -152,8 +154,9 @@ func TestBeyondTheContext(t *testing.T) {
 	}
 }
 
-// No engine gives more than its whole context, whatever the prompt: the prefill engine, which is asked for one token, would not notice. How
-// long a prompt is one engine is asked once, however many answers the request is to have.
+// No engine gives more than its whole context, whatever the prompt: the prefill engine, which is
+// asked for one token, would not notice. How long a prompt is one engine is asked once, however
+// many answers the request is to have.
 func TestMoreThanTheWholeContext(t *testing.T) {
 	t.Parallel()
 	for _, clamps := range []bool{false, true} {
@@ -184,7 +187,8 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 	}
 }
 
-// The end of a proxy waits until the hand-off of a request that was refused after its prefill is discarded.
+// The end of a proxy waits until the hand-off of a request that was refused after its prefill is
+// discarded.
 func TestTheEndWaitsForDiscards(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{decode: []refengine.Config{{KV: refengine.KV{TransferBase: time.Second}}},

@@ -18,7 +18,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// What the two dialects say of an answer that two engines made together, for engines of each kind that serve them.
+// What the two dialects say of an answer that two engines made together, for engines of each kind
+// that serve them.
 func TestWhatMessagesAndResponsesSay(t *testing.T) {
 	t.Parallel()
 	const messages, responses = "/v1/messages", "/v1/responses"
@@ -200,7 +201,8 @@ func TestAResponseOfSGLangThatFails(t *testing.T) {
 	}
 }
 
-// Without the recompute scheduler a rank of vllm-ascend that is full computes again what it has put aside, and the answer is whole.
+// Without the recompute scheduler a rank of vllm-ascend that is full computes again what it has put
+// aside, and the answer is whole.
 func TestAFullRankOfAscendThatGivesNothingBack(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
@@ -222,7 +224,8 @@ func TestAFullRankOfAscendThatGivesNothingBack(t *testing.T) {
 	require.Positive(t, b.d[0].Stats().Preemptions)
 }
 
-// Where an engine takes no hand-off at an endpoint, a decode rank computes the whole request, and everything else is split as before.
+// Where an engine takes no hand-off at an endpoint, a decode rank computes the whole request, and
+// everything else is split as before.
 func TestARequestGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 	eachDialect(t, ofVLLM, func(t *testing.T, d dialect, o setup) {
 		b := whole(t, o)
@@ -241,7 +244,8 @@ func TestARequestGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 	})
 }
 
-// The events that tell of a response come before the engine has the KV. They are no answer, and the time to pull it goes on behind them.
+// The events that tell of a response come before the engine has the KV. They are no answer, and the
+// time to pull it goes on behind them.
 func TestAResponseBeginsWithItsFirstToken(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{
@@ -269,15 +273,17 @@ func TestAnEventOfAResponseThatIsTooLarge(t *testing.T) {
 	b.settle()
 }
 
-// vLLM before 0.33 runs a response on a rank of its own choice, where several are behind one address: its KV is charged to all of them in
-// equal parts. From 0.33 on it runs on the rank that it names.
+// vLLM before 0.33 runs a response on a rank of its own choice, where several are behind one
+// address: its KV is charged to all of them in equal parts. From 0.33 on it runs on the rank that
+// it names.
 func TestResponsesThatDoNotRunOnTheRankTheyName(t *testing.T) {
 	t.Parallel()
 	for version, pins := range map[string]bool{"0.32.0": false, "0.33.0": true} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
-				// Its steps are slow: what the first answer gets before the last one begins must be less than a prompt.
+				// Its steps are slow: what the first answer gets before the last one begins must be less than a
+				// prompt.
 				decode:  []refengine.Config{{DPSize: 2, DPMode: "internal", Version: version, Steps: refengine.Steps{C0: 100 * time.Millisecond}}},
 				prefill: []refengine.Config{{Version: version}}, waits: true, pins: pins,
 				profile: mooncake.Profile{Connector: mooncake.NIXLPull, DPMode: mooncake.DPInternal},

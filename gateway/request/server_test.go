@@ -28,8 +28,9 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// A server is one of a test. Its tier and its dispatcher are real ones, for only they can make a lease and a slot. Its fleet and
-// its monitor are what the test says, and tell it what they were told.
+// A server is one of a test. Its tier and its dispatcher are real ones, for only they can make a
+// lease and a slot. Its fleet and its monitor are what the test says, and tell it what they were
+// told.
 type server struct {
 	*Server
 	Dispatcher *dispatcher.Dispatcher
@@ -39,7 +40,8 @@ type server struct {
 	logs       *observer.ObservedLogs
 }
 
-// newServer serves requests with a default config's parts, a profile, and no engines. changes is what of that is otherwise.
+// newServer serves requests with a default config's parts, a profile, and no engines. changes is
+// what of that is otherwise.
 func newServer(t *testing.T, changes ...func(*config.Config, *Deps)) *server {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}}

@@ -26,7 +26,8 @@ import (
 const firstEvent = `data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"ref",` +
 	`"choices":[{"index":0,"delta":{"role":"assistant","content":"a"},"finish_reason":null}]}` + "\n\n"
 
-// speaks has the first decode engine answer 200 with events, and with more of them once the proxy has read those.
+// speaks has the first decode engine answer 200 with events, and with more of them once the proxy
+// has read those.
 func (b *bed) speaks(t *testing.T, first, more string) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -50,8 +51,8 @@ func errorEvent(status int) string {
 	return fmt.Sprintf("data: {\"error\":{\"message\":\"no\",\"type\":\"x\",\"code\":%d}}\n\ndata: [DONE]\n\n", status)
 }
 
-// What an engine says with an event counts as the status would, whether it is the first event or comes in the middle. 401 and 403 refuse
-// our own credential, which is not the request's fault.
+// What an engine says with an event counts as the status would, whether it is the first event or
+// comes in the middle. 401 and 403 refuse our own credential, which is not the request's fault.
 func TestErrorsWithinAnAnswer(t *testing.T) {
 	for _, row := range []struct {
 		status        int
@@ -121,7 +122,8 @@ func TestAFailedPrefillDoesNotMakeItsPairSuspect(t *testing.T) {
 	}
 }
 
-// The decode engine is done with an answer that came at once. Its slot is free while the prefill engine's word is waited for.
+// The decode engine is done with an answer that came at once. Its slot is free while the prefill
+// engine's word is waited for.
 func TestAnAnswerThatCameAtOnceHoldsNoSlot(t *testing.T) {
 	for _, more := range []string{`"stream":true,"max_tokens":1,`, `"max_tokens":1,`} {
 		for _, nonStream := range []string{"", mooncake.NonStreamPassthrough} {

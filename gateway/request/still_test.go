@@ -17,7 +17,8 @@ import (
 // excused are what a client may be told while an engine stands still.
 var excused = []string{"right", "500", "502", "503", "504"}
 
-// Either engine of a pair stands still for longer than each time that it or the other one promises. No answer is wrong, and all goes on
+// Either engine of a pair stands still for longer than each time that it or the other one promises.
+// No answer is wrong, and all goes on
 // afterwards: settle looks for wrong blocks and bad hits. The table of docs/failures.md says what ends each wait.
 func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 	t.Parallel()
@@ -62,8 +63,8 @@ func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 	}
 }
 
-// right asks until the answer is whole and right. Only a machine that woke this process a second too late excuses a failure, and nothing
-// excuses a wrong answer.
+// right asks until the answer is whole and right. Only a machine that woke this process a second
+// too late excuses a failure, and nothing excuses a wrong answer.
 func (b *bed) right(prompt string) {
 	b.t.Helper()
 	if b.lateness == nil {
@@ -80,8 +81,9 @@ func (b *bed) right(prompt string) {
 	})
 }
 
-// A decode engine stands still again and again, while callers ask for the same few prompts. Requests are under way under one cache_salt
-// then while others have the next one. No answer is made of wrong KV, neither theirs nor a later one: settle looks.
+// A decode engine stands still again and again, while callers ask for the same few prompts.
+// Requests are under way under one cache_salt then while others have the next one. No answer is
+// made of wrong KV, neither theirs nor a later one: settle looks.
 func TestTheSamePromptsOverChangesOfTheSalt(t *testing.T) {
 	t.Parallel()
 	const lease = 3 * time.Second
@@ -121,8 +123,8 @@ func TestTheSamePromptsOverChangesOfTheSalt(t *testing.T) {
 	b.settle()
 }
 
-// A prefill engine that broke off may have written: no other one goes on for the same decode call, whose blocks may be lost. They stay on
-// the rank's account until another process has its number.
+// A prefill engine that broke off may have written: no other one goes on for the same decode call,
+// whose blocks may be lost. They stay on the rank's account until another process has its number.
 func TestNoSecondPrefillForABrokenOne(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{decode: both, profile: mooncake.Profile{Connector: mooncake.AscendLayerwise}})
@@ -149,8 +151,9 @@ func TestNoSecondPrefillForABrokenOne(t *testing.T) {
 	b.settle()
 }
 
-// A decode engine whose core stood still asks a prefill engine for KV that is gone, for requests whose clients have long had an error, and
-// then keeps their blocks for ever. Their room counts as taken.
+// A decode engine whose core stood still asks a prefill engine for KV that is gone, for requests
+// whose clients have long had an error, and then keeps their blocks for ever. Their room counts as
+// taken.
 func TestBlocksForKVThatIsGoneCountAsTaken(t *testing.T) {
 	t.Parallel()
 	const lease = 3 * time.Second

@@ -16,7 +16,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// endSurplus ends at an engine all that runs there, as RL trainers do once they have enough samples.
+// endSurplus ends at an engine all that runs there, as RL trainers do once they have enough
+// samples.
 func endSurplus(t *testing.T, e *refengine.Engine, sglang bool) {
 	t.Helper()
 	paths := []string{"/pause?mode=abort", "/resume"}
@@ -31,7 +32,8 @@ func endSurplus(t *testing.T, e *refengine.Engine, sglang bool) {
 	}
 }
 
-// An answer that its engine ends because it was told to, by somebody else than evenkeel, is an answer.
+// An answer that its engine ends because it was told to, by somebody else than evenkeel, is an
+// answer.
 func TestTheSurplusOfARolloutIsEndedAtItsEngines(t *testing.T) {
 	t.Parallel()
 	slowly := []refengine.Config{{Steps: refengine.Steps{C0: 50 * time.Millisecond}}} // per token, of 12 to 40

@@ -48,8 +48,8 @@ func TestRanksThatPrefillAndDecodeServeAlone(t *testing.T) {
 	require.EqualValues(t, 2+4+3+4+1, b.d[0].Stats().Requests, "each answer is asked for once")
 }
 
-// A client that leaves while its prompt is computed, or while it is answered, has its slot and its lease free at once: clean waits for
-// them.
+// A client that leaves while its prompt is computed, or while it is answered, has its slot and its
+// lease free at once: clean waits for them.
 func TestClientsThatLeaveARankThatDoesBoth(t *testing.T) {
 	t.Parallel()
 	slow := does(1)
@@ -90,8 +90,8 @@ func TestAnswersGoOnWhenAGroupDies(t *testing.T) {
 	b.settle()
 }
 
-// How long a prompt is nobody knows before an engine has counted it. One that looks too long for every rank is still sent: only its
-// engine can refuse it.
+// How long a prompt is nobody knows before an engine has counted it. One that looks too long for
+// every rank is still sent: only its engine can refuse it.
 func TestAPromptThatLooksTooLongIsSent(t *testing.T) {
 	t.Parallel()
 	e := does(1)
@@ -107,8 +107,8 @@ func TestAPromptThatLooksTooLongIsSent(t *testing.T) {
 	b.clean()
 }
 
-// A rank whose queue is full is that rank's matter: the other ranks of its address take the request at once, and nothing is held
-// against the engine.
+// A rank whose queue is full is that rank's matter: the other ranks of its address take the request
+// at once, and nothing is held against the engine.
 func TestAFullRankLeavesItsGroupInService(t *testing.T) {
 	t.Parallel()
 	e := does(4)
@@ -125,7 +125,8 @@ func TestAFullRankLeavesItsGroupInService(t *testing.T) {
 	require.Equal(t, 2, b.asked[0].Record.Attempts)
 }
 
-// A turn of a chat goes to the rank that holds the turns before it, which computes only what is new.
+// A turn of a chat goes to the rank that holds the turns before it, which computes only what is
+// new.
 func TestATurnGoesToTheRankThatHoldsTheChat(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{mixed: []refengine.Config{does(2)}, waits: true})
@@ -142,9 +143,9 @@ func TestATurnGoesToTheRankThatHoldsTheChat(t *testing.T) {
 	b.clean()
 }
 
-// One caller asks for nothing but prompts that begin with what one rank holds, while there are more requests than slots. Others ask
-// beside it. The rank is not kept for that caller, and the caller does not wait for that rank: all are answered, and all ranks take part
-// in both.
+// One caller asks for nothing but prompts that begin with what one rank holds, while there are more
+// requests than slots. Others ask beside it. The rank is not kept for that caller, and the caller
+// does not wait for that rank: all are answered, and all ranks take part in both.
 func TestOneCallerWhosePrefixOneRankHolds(t *testing.T) {
 	t.Parallel()
 	ranks := refengine.Config{DPSize: 4, Slots: 2, KV: refengine.KV{PrefixCache: 1 << 16}}
@@ -212,9 +213,9 @@ func (b *bed) sum(name string) float64 {
 	return 0
 }
 
-// Whom the default policy holds for a round on ranks that prefill and decode: no client that asks alone, but many that ask together, and
-// none with patience 0. The log says for how long; on a machine with two idle cores 0.1 to 0.6 ms beside two answers, and 13 to 15 ms
-// among 24 users.
+// Whom the default policy holds for a round on ranks that prefill and decode: no client that asks
+// alone, but many that ask together, and none with patience 0. The log says for how long; on a
+// machine with two idle cores 0.1 to 0.6 ms beside two answers, and 13 to 15 ms among 24 users.
 func TestWhoIsHeldForARound(t *testing.T) {
 	t.Parallel()
 	begin := func(t *testing.T, policy string) (b *bed, asks func(client, n int), held func(name string, load func()) float64) {

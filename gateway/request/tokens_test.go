@@ -21,7 +21,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// tokensOf is the body of a request for token ids, and its prompt, whose answer has between 12 and 40 tokens.
+// tokensOf is the body of a request for token ids, and its prompt, whose answer has between 12 and
+// 40 tokens.
 func tokensOf(t *testing.T, params, more string) (body string, rendered reftext.Prompt) {
 	t.Helper()
 	for seed := uint64(0); len(rendered.IDs) == 0 || reftext.NaturalLength(rendered.Answer) > 40 ||
@@ -358,7 +359,8 @@ func TestLogprobsOfAPromptOfTokens(t *testing.T) {
 	b.settle()
 }
 
-// The prefill engine refuses what the decode engine would refuse where it reads the body: there, nobody frees the KV.
+// The prefill engine refuses what the decode engine would refuse where it reads the body: there,
+// nobody frees the KV.
 func TestAModeThatThereIsNotIsRefusedBeforeThePrefill(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}})
@@ -375,7 +377,8 @@ func TestAModeThatThereIsNotIsRefusedBeforeThePrefill(t *testing.T) {
 	b.settle()
 }
 
-// A client ends its request by name, and the engine knows no such call. The client still reads: it gets an end that says so.
+// A client ends its request by name, and the engine knows no such call. The client still reads: it
+// gets an end that says so.
 func TestAnAbortThatTheEngineRefusesEndsTheAnswerWithAnError(t *testing.T) {
 	for _, row := range []struct {
 		n      string
@@ -409,7 +412,8 @@ func TestAnAbortThatTheEngineRefusesEndsTheAnswerWithAnError(t *testing.T) {
 	}
 }
 
-// However often a client ends a request, and by whichever of its names, each engine is told once for each answer.
+// However often a client ends a request, and by whichever of its names, each engine is told once
+// for each answer.
 func TestAnEngineIsToldOnceToEndARequest(t *testing.T) {
 	for path, answers := range map[string]int32{mooncake.Tokens.Path(): 1, mooncake.Generate.Path(): 2} {
 		t.Run(path, func(t *testing.T) {
@@ -443,7 +447,8 @@ func TestAnEngineIsToldOnceToEndARequest(t *testing.T) {
 	}
 }
 
-// One of two answers is ended by name before a rank has it, the other one after that. The prompt is in the usage of both.
+// One of two answers is ended by name before a rank has it, the other one after that. The prompt is
+// in the usage of both.
 func TestUsageOfAnAnswerThatWasEndedBeforeItsFirstToken(t *testing.T) {
 	for range 4 { // either of the two may be the one that hangs
 		b := start(t, setup{decode: []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}}})
@@ -459,7 +464,8 @@ func TestUsageOfAnAnswerThatWasEndedBeforeItsFirstToken(t *testing.T) {
 	}
 }
 
-// A rank has refused a request that its client ends by name during its next attempt. No engine has it, so nothing is waited for.
+// A rank has refused a request that its client ends by name during its next attempt. No engine has
+// it, so nothing is waited for.
 func TestAnAbortBetweenTwoAttempts(t *testing.T) {
 	var decodes, probes atomic.Int32
 	b := start(t, setup{

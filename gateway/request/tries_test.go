@@ -67,7 +67,8 @@ func TestARequestThatBreaksEngines(t *testing.T) {
 	}
 }
 
-// A request at which two engines fail is the cause, so that it counts against neither. Otherwise a client could take every engine out.
+// A request at which two engines fail is the cause, so that it counts against neither. Otherwise a
+// client could take every engine out.
 func TestARequestThatTwoEnginesFailAtCountsAgainstNeither(t *testing.T) {
 	t.Parallel()
 	three := []refengine.Config{{}, {}, {}}
@@ -118,8 +119,9 @@ func TestEnginesThatAreGoneCostNoAttempts(t *testing.T) {
 	}
 }
 
-// A rank that refused a request does not get it again while there is another, whatever the policy would say. Nor does any other
-// rank get the hand-off it came with: who answered 503 is not known for sure, and what became of the KV neither.
+// A rank that refused a request does not get it again while there is another, whatever the policy
+// would say. Nor does any other rank get the hand-off it came with: who answered 503 is not known
+// for sure, and what became of the KV neither.
 func TestARefusedRequestGoesToAnotherRank(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{decode: []refengine.Config{{}, {}},
@@ -138,7 +140,8 @@ func TestARefusedRequestGoesToAnotherRank(t *testing.T) {
 	require.Equal(t, 20+again, b.probes())
 }
 
-// An engine that answers 500 may fail for what all engines of its host have. One that has crashed says nothing of the others.
+// An engine that answers 500 may fail for what all engines of its host have. One that has crashed
+// says nothing of the others.
 func TestOnlyAFailureThatIsAnsweredSpeaksAgainstTheHost(t *testing.T) {
 	t.Parallel()
 	for how, want := range map[string]string{
@@ -223,7 +226,8 @@ func TestTheLogOfARetryIsTrue(t *testing.T) {
 	require.NotContains(t, l[0].ContextMap()["error"], "client")
 }
 
-// An engine that dies under a request may have died of it; one that only loses the connection has not.
+// An engine that dies under a request may have died of it; one that only loses the connection has
+// not.
 func TestEnginesThatDieUnderARequest(t *testing.T) {
 	t.Parallel()
 	three := []refengine.Config{{}, {}, {}}
@@ -279,7 +283,8 @@ func TestNoRetryAfterTheClientsOwnTime(t *testing.T) {
 	b.settle()
 }
 
-// An answer in which an event is damaged goes on elsewhere, like an answer that broke, and its client sees no damage.
+// An answer in which an event is damaged goes on elsewhere, like an answer that broke, and its
+// client sees no damage.
 func TestADamagedEventBreaksItsAnswer(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

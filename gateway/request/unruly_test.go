@@ -61,7 +61,8 @@ const (
 	doneEvent   = "data: [DONE]\n\n"
 )
 
-// handOff is what a prefill engine tells of a prompt of so many tokens; details are other members of its usage.
+// handOff is what a prefill engine tells of a prompt of so many tokens; details are other members
+// of its usage.
 func handOff(tokens, details string) string {
 	return `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":` + tokens + details + `},"kv_transfer_params":` +
 		`{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2],[3]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}}`
@@ -507,7 +508,8 @@ func TestALargeEventIsOneChunk(t *testing.T) {
 	b.settle()
 }
 
-// What an engine says of one leg of a fan-out comes when another has begun to stream: in an event then, since the status is out.
+// What an engine says of one leg of a fan-out comes when another has begun to stream: in an event
+// then, since the status is out.
 func TestARefusalAfterASiblingBegan(t *testing.T) {
 	t.Parallel()
 	began := make(chan struct{})
@@ -549,7 +551,8 @@ func TestARefusalAfterASiblingBegan(t *testing.T) {
 	require.Equal(t, 1.0, b.metric(t, "evenkeel_requests_total", "engine_refused"))
 }
 
-// A client that reads no more of its answer is cut, and all legs of its request end with it: settle waits for them.
+// A client that reads no more of its answer is cut, and all legs of its request end with it: settle
+// waits for them.
 func TestAnAnswerThatNobodyReads(t *testing.T) {
 	t.Parallel()
 	for name, more := range map[string]string{"a stream": "", "a fan-out": `"n":4,`} {

@@ -33,7 +33,8 @@ func TestTheUsageReachesTheClientHoweverItIsTold(t *testing.T) {
 	b.settle()
 }
 
-// An engine that ends its answer behind the finish_reason has not told the usage. It is told in the engine's place.
+// An engine that ends its answer behind the finish_reason has not told the usage. It is told in the
+// engine's place.
 func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
 	t.Parallel()
 	u := &unruly{probe: tell}
@@ -49,7 +50,8 @@ func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
 	require.EqualValues(t, 2, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].NoUsage)
 }
 
-// An engine may fail behind the usage and before its [DONE]. The client then gets the engine's usage with all its counts, and no second
+// An engine may fail behind the usage and before its [DONE]. The client then gets the engine's
+// usage with all its counts, and no second
 // one: whether the usage has come in an event of its own or not, and also if it is a part of the sum of several answers.
 func TestTheUsageIsToldOnceIfTheEngineFailsBehindIt(t *testing.T) {
 	t.Parallel()
@@ -81,8 +83,8 @@ func TestTheUsageIsToldOnceIfTheEngineFailsBehindIt(t *testing.T) {
 	}
 }
 
-// Answers whose engine told no usage are counted for its rank, whether the client asked for one or not. Others are not, nor are
-// answers that are not whole.
+// Answers whose engine told no usage are counted for its rank, whether the client asked for one or
+// not. Others are not, nor are answers that are not whole.
 func TestAnswersWithoutUsageAreCounted(t *testing.T) {
 	t.Parallel()
 	const usage = `data: {"id":"d","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}` + "\n\n"

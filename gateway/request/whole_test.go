@@ -27,8 +27,8 @@ func choicesOf(t *testing.T, body string) string {
 	return regexp.MustCompile(`"id":"call_[^"]*"`).ReplaceAllString(string(a.Choices), `"id":"call"`)
 }
 
-// An engine that answers in one piece where a stream was asked for has failed. Its answer does not count as a whole one, by which the
-// engine would stay in service however often it fails.
+// An engine that answers in one piece where a stream was asked for has failed. Its answer does not
+// count as a whole one, by which the engine would stay in service however often it fails.
 func TestAWholeAnswerInPlaceOfAStreamIsAFailure(t *testing.T) {
 	t.Parallel()
 	b := misled(t, &unruly{probe: tell, decode: func(w *script, _ *http.Request) {
@@ -43,7 +43,8 @@ func TestAWholeAnswerInPlaceOfAStreamIsAFailure(t *testing.T) {
 	require.Zero(t, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Answers)
 }
 
-// An answer that is not streamed is what its engine says without a stream, where that is not the same.
+// An answer that is not streamed is what its engine says without a stream, where that is not the
+// same.
 func TestAnAnswerInOnePieceIsTheEnginesOwn(t *testing.T) {
 	t.Parallel()
 	for _, connector := range mooncake.Connectors() {
@@ -94,7 +95,8 @@ func postTo(t *testing.T, url, body string) string {
 	return string(all)
 }
 
-// An answer in one piece may take longer than limits.probe_timeout, as one that is streamed may, as long as its rank goes on.
+// An answer in one piece may take longer than limits.probe_timeout, as one that is streamed may, as
+// long as its rank goes on.
 func TestAnAnswerInOnePieceIsWaitedForAsLongAsItsRankGoesOn(t *testing.T) {
 	t.Parallel()
 	for _, connector := range []string{mooncake.NIXLPull, mooncake.AscendMooncakeV1, mooncake.SGLang, mooncake.NIXLPush} {

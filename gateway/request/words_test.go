@@ -85,8 +85,8 @@ func TestABoundOfAnEngineIsToldInItsWords(t *testing.T) {
 	require.Zero(t, b.decodes())
 }
 
-// An engine that takes its client for gone (499) means this proxy. The client waits, and must not be taken for one that has left: of an
-// answer that breaks off, such a client gets no error.
+// An engine that takes its client for gone (499) means this proxy. The client waits, and must not
+// be taken for one that has left: of an answer that breaks off, such a client gets no error.
 func TestAnEngineThatTakesItsClientForGone(t *testing.T) {
 	t.Parallel()
 	for _, begun := range []bool{true, false} {
@@ -117,7 +117,8 @@ func TestAnEngineThatTakesItsClientForGone(t *testing.T) {
 	}
 }
 
-// An engine that refuses our credential tells the operator, and the client that it is not its fault.
+// An engine that refuses our credential tells the operator, and the client that it is not its
+// fault.
 func TestARefusedCredentialIsOurProblem(t *testing.T) {
 	t.Parallel()
 	for _, status := range []float64{401, 403} {
@@ -136,7 +137,8 @@ func TestARefusedCredentialIsOurProblem(t *testing.T) {
 	}
 }
 
-// An answer that breaks off in its middle ends properly, and what is wrong is said in it. No client takes it for a whole one.
+// An answer that breaks off in its middle ends properly, and what is wrong is said in it. No client
+// takes it for a whole one.
 func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
 	t.Parallel()
 	prompt := reftext.MakePrompt(4, 30)
@@ -191,7 +193,8 @@ func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
 	}
 }
 
-// vLLM leaves the prompt out of an answer that also has token ids, so an echo must not be mixed with ids that only the proxy wants.
+// vLLM leaves the prompt out of an answer that also has token ids, so an echo must not be mixed
+// with ids that only the proxy wants.
 func TestEcho(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{})
@@ -212,7 +215,8 @@ func TestEcho(t *testing.T) {
 	b.clean()
 }
 
-// A request may have more answers than the numbers of two letters. Each has its own text, in its place.
+// A request may have more answers than the numbers of two letters. Each has its own text, in its
+// place.
 func TestMoreAnswersThanTwoLettersCanName(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{decode: []refengine.Config{{Slots: 64}}})
@@ -234,7 +238,8 @@ func TestMoreAnswersThanTwoLettersCanName(t *testing.T) {
 	b.clean()
 }
 
-// A prefill engine may refuse a request in an answer with status 200. The request is at fault then, and no other engine is asked.
+// A prefill engine may refuse a request in an answer with status 200. The request is at fault then,
+// and no other engine is asked.
 func TestARefusalOfLogprobsOfAPromptIsTheRequestsFault(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{front: func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
@@ -258,8 +263,8 @@ func TestARefusalOfLogprobsOfAPromptIsTheRequestsFault(t *testing.T) {
 	require.Equal(t, 1, b.asked[0].Record.Attempts)
 }
 
-// The stream of a prefill engine that answers alone may begin as any other: with a comment, or with the name of its first event. An answer
-// that is no stream is of no use.
+// The stream of a prefill engine that answers alone may begin as any other: with a comment, or with
+// the name of its first event. An answer that is no stream is of no use.
 func TestHowThePrefillEnginesOwnStreamBeginsAndEnds(t *testing.T) {
 	t.Parallel()
 	const event = `data: {"id":"d","created":1,"model":"ref","choices":[{"index":0,"text":"hi","finish_reason":"length"}]}` + "\n\n"
@@ -280,8 +285,9 @@ func TestHowThePrefillEnginesOwnStreamBeginsAndEnds(t *testing.T) {
 	}
 }
 
-// The logprobs of a prompt come from an engine that computes the prompt, or the request is refused before any engine has it. An engine that
-// cannot compute them would end: settle holds that none did.
+// The logprobs of a prompt come from an engine that computes the prompt, or the request is refused
+// before any engine has it. An engine that cannot compute them would end: settle holds that none
+// did.
 func TestLogprobsOfPromptsComeFromWhoComputesThem(t *testing.T) {
 	t.Parallel()
 	pair := func(connector, version string, rows bool) setup {
@@ -351,7 +357,8 @@ func TestLogprobsOfPromptsComeFromWhoComputesThem(t *testing.T) {
 	}
 }
 
-// Several prompts whose logprobs are streamed: each answer comes in one piece from a prefill engine, which streams nothing.
+// Several prompts whose logprobs are streamed: each answer comes in one piece from a prefill
+// engine, which streams nothing.
 func TestLogprobsOfSeveralPromptsAreStreamed(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{})
@@ -364,8 +371,8 @@ func TestLogprobsOfSeveralPromptsAreStreamed(t *testing.T) {
 	require.Zero(t, b.decodes())
 }
 
-// An engine that dies behind its finish_reason has told no final usage. The client that asked for it gets it from evenkeel, also where
-// chunks before had a usage that only evenkeel asked for.
+// An engine that dies behind its finish_reason has told no final usage. The client that asked for
+// it gets it from evenkeel, also where chunks before had a usage that only evenkeel asked for.
 func TestTheFinalUsageIsToldInTheEnginesPlace(t *testing.T) {
 	t.Parallel()
 	for _, connector := range []string{mooncake.SGLang, mooncake.NIXLPull, mooncake.AscendLayerwise} {
@@ -392,7 +399,8 @@ func usageOf(body string) []string {
 	return regexp.MustCompile(`"\w*_tokens":\d+`).FindAllString(end, 3)
 }
 
-// A prefill engine that gives a whole answer itself says that it gave the request back. There is no slot that it could have preempted.
+// A prefill engine that gives a whole answer itself says that it gave the request back. There is no
+// slot that it could have preempted.
 func TestAPrefillEngineThatGivesARequestBackHasFailed(t *testing.T) {
 	b := start(t, setup{front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
 		if r.URL.Path != mooncake.Completions.Path() {

@@ -57,7 +57,8 @@ func TestEnginesThatWorkTogetherAreTried(t *testing.T) {
 	}
 }
 
-// An engine is tried with one of the other side before it serves; one that is alone only has to answer.
+// An engine is tried with one of the other side before it serves; one that is alone only has to
+// answer.
 func TestOneOfThoseThatWorkTogether(t *testing.T) {
 	for _, connector := range together {
 		t.Run(string(connector), func(t *testing.T) {
@@ -160,7 +161,8 @@ func TestCallbacksThatCannotBeHeard(t *testing.T) {
 	require.Zero(t, p.Stats().Requests+d.Stats().Requests)
 }
 
-// An engine that works with a partner is tried with those that answer, however many before them in the list do not.
+// An engine that works with a partner is tried with those that answer, however many before them in
+// the list do not.
 func TestPartnersThatAreDownDoNotCount(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.SGLang})
 	failing := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.SGLang})
@@ -179,7 +181,8 @@ func TestPartnersThatAreDownDoNotCount(t *testing.T) {
 		"its prefill is decoded by the engine that can")
 }
 
-// A callback may still be read when its pair has failed, and the test learns the hosts of the next partner. This is for the race detector.
+// A callback may still be read when its pair has failed, and the test learns the hosts of the next
+// partner. This is for the race detector.
 func TestACallbackThatComesTooLateIsReadBesideTheNextPair(t *testing.T) {
 	const text = `{"token_ids":[],"request_id":"cmpl-x-0","do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7]],` +
 		`"remote_block_size":[128],"remote_engine_id":"d","remote_host":"127.0.0.1","remote_port":31000,"remote_tp_size":1,` +

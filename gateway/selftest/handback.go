@@ -8,8 +8,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Findings about whether a decode engine keeps the KV of its answers, compared with its profile. Source: vLLM 0.32 and 0.33,
-// nixl/pull_scheduler.py, request_finished.
+// Findings about whether a decode engine keeps the KV of its answers, compared with its profile.
+// Source: vLLM 0.32 and 0.33, nixl/pull_scheduler.py, request_finished.
 const (
 	handsBack = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s unless " +
 		"decoder_kv_blocks_ttl says otherwise. " +
@@ -21,7 +21,8 @@ const (
 		"evenkeel takes free room for taken; remove hand_back from the profile"
 )
 
-// reportKVKept reports whether a decode engine keeps the KV of answers, unless its profile expects neither.
+// reportKVKept reports whether a decode engine keeps the KV of answers, unless its profile expects
+// neither.
 func (t *tester) reportKVKept(d testedRank, keeps bool) {
 	switch counted := d.profile.Keeps(); {
 	case keeps && counted > 0:
@@ -33,8 +34,9 @@ func (t *tester) reportKVKept(d testedRank, keeps bool) {
 	}
 }
 
-// findKVKeepers finds the decode engines that keep the KV of answers. From 0.33 on vLLM shows this in streams, before only in an answer in
-// one piece. So findKVKeepers asks each engine for such an answer, unless a stream has already shown it.
+// findKVKeepers finds the decode engines that keep the KV of answers. From 0.33 on vLLM shows this
+// in streams, before only in an answer in one piece. So findKVKeepers asks each engine for such an
+// answer, unless a stream has already shown it.
 func (t *tester) findKVKeepers(ctx context.Context, prefills, decodes []testedRank) {
 	alreadyReported := func(d testedRank) bool {
 		t.mu.Lock()
@@ -52,7 +54,8 @@ func (t *tester) findKVKeepers(ctx context.Context, prefills, decodes []testedRa
 	}
 }
 
-// keepsKV asks for an answer in one piece, and returns whether the answer says that the engine keeps its KV.
+// keepsKV asks for an answer in one piece, and returns whether the answer says that the engine
+// keeps its KV.
 func (t *tester) keepsKV(ctx context.Context, p, d testedRank, id string) (keeps bool, err error) {
 	model, _ := commonModel(p, d)
 	q := newQuery(mooncake.Completions, model, id, shortPrompt)

@@ -60,8 +60,9 @@ func (e *otherConnectorError) Error() string {
 		"engines", e.profile, e.configured, e.actual)
 }
 
-// prefill has a prefill engine compute a prompt, and reads the hand-off from its answer. If the hand-off is that of another connector than
-// the profile's, the answer has it although there is an error.
+// prefill has a prefill engine compute a prompt, and reads the hand-off from its answer. If the
+// hand-off is that of another connector than the profile's, the answer has it although there is an
+// error.
 func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
 	var info *mooncake.BootstrapInfo // nil: the engine needs no names for the transfer
 	if p.profile.Connector == mooncake.VLLMMooncake {
@@ -97,8 +98,8 @@ func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string)
 	return answer, err
 }
 
-// send sends a request to an engine and reads the answer to its end. The error says, in words for the operator, why
-// it failed.
+// send sends a request to an engine and reads the answer to its end. The error says, in words for
+// the operator, why it failed.
 func (t *tester) send(ctx context.Context, s testedRank, q *query, kind lifecycle.CallKind, id string, body [][]byte) ([]byte, error) {
 	call := &upstream.Call{
 		Call: upstream.NewCall(t.client, s.profile, s.target).Fresh(), Kind: kind, Scope: s.slot.Scope, Path: q.endpoint.Path(),
@@ -123,8 +124,8 @@ func (t *tester) send(ctx context.Context, s testedRank, q *query, kind lifecycl
 	return nil, fmt.Errorf("%s was answered with %d: %s", what, fault.Status, refusal)
 }
 
-// decodeIDSuffix is the suffix of a decode request's id. It is that of the prefill request if the prefill engine recognises only by the id
-// of that request which blocks were fetched.
+// decodeIDSuffix is the suffix of a decode request's id. It is that of the prefill request if the
+// prefill engine recognises only by the id of that request which blocks were fetched.
 func decodeIDSuffix(a mooncake.ProbeAnswer) string {
 	if a.ReusesRequestID {
 		return "-p"
@@ -132,14 +133,17 @@ func decodeIDSuffix(a mooncake.ProbeAnswer) string {
 	return "-d"
 }
 
-// decode makes a decode engine decode a hand-off. It returns the number of prompt tokens that the decode engine counted.
+// decode makes a decode engine decode a hand-off. It returns the number of prompt tokens that the
+// decode engine counted.
 func (t *tester) decode(ctx context.Context, d testedRank, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
 	return t.answer(ctx, d, q, id+decodeIDSuffix(a), d.profile.DecodeBody(&q.body, q.endpoint, q.changes, a.KV, "", true, nil))
 }
 
-// discard makes a decode engine fetch the KV of a hand-off that is not one of the profile's connector (why), because otherwise the KV stays
-// in the prefill engine until its hold timeout. The decode engine's profile must have the connector of the hand-off or the same wrong one,
-// as then both engines are probably of one kind. An engine of a third connector might not be able to read the hand-off, so it gets nothing.
+// discard makes a decode engine fetch the KV of a hand-off that is not one of the profile's
+// connector (why), because otherwise the KV stays in the prefill engine until its hold timeout. The
+// decode engine's profile must have the connector of the hand-off or the same wrong one, as then
+// both engines are probably of one kind. An engine of a third connector might not be able to read
+// the hand-off, so it gets nothing.
 func (t *tester) discard(ctx context.Context, d testedRank, q *query, a mooncake.ProbeAnswer, id string, why *otherConnectorError) {
 	if has := d.profile.Connector; a.KV == nil || has != why.actual && has != why.configured {
 		return
@@ -148,8 +152,8 @@ func (t *tester) discard(ctx context.Context, d testedRank, q *query, a mooncake
 	_, _ = t.send(ctx, d, q, lifecycle.Decode, id+decodeIDSuffix(a), body) // that the profile is wrong is reported already
 }
 
-// answer sends a decode request, reads the answer, and checks what the answer says about itself. It returns the number of
-// prompt tokens that the decode engine counted.
+// answer sends a decode request, reads the answer, and checks what the answer says about itself. It
+// returns the number of prompt tokens that the decode engine counted.
 func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, body [][]byte) (prompt int, err error) {
 	kind, cached := lifecycle.Decode, -1 // -1: the prefill engine knows how many tokens were cached
 	if d.profile.Aggregated {            // the engine itself reports its cached tokens
@@ -173,7 +177,8 @@ type stream struct {
 	keepsKV                    bool // the engine keeps the KV of the answer for a later request
 }
 
-// read reads the events of an answer. The error says that the events are malformed, or that the engine reported a failure.
+// read reads the events of an answer. The error says that the events are malformed, or that the
+// engine reported a failure.
 func (s *stream) read(text []byte) error {
 	for e := range sse.Events(text) {
 		switch _, end := s.filter.Event(e, nil); end {
@@ -197,8 +202,8 @@ func (s *stream) read(text []byte) error {
 	return errors.New("the stream ended without [DONE]")
 }
 
-// checkAnswer checks what an answer says about itself: its end, its usage, its token ids. An error means that the answer is useless.
-// Smaller findings are only reported.
+// checkAnswer checks what an answer says about itself: its end, its usage, its token ids. An error
+// means that the answer is useless. Smaller findings are only reported.
 func (t *tester) checkAnswer(d testedRank, s *stream) error {
 	usage, hasUsage := s.filter.Usage()
 	switch {
@@ -232,7 +237,8 @@ func (t *tester) checkAnswer(d testedRank, s *stream) error {
 	return nil
 }
 
-// checkCached warns if an engine does not report how many tokens of a prompt its prefix cache had: cached is -1 then.
+// checkCached warns if an engine does not report how many tokens of a prompt its prefix cache had:
+// cached is -1 then.
 func (t *tester) checkCached(p testedRank, cached int) {
 	flag := "--enable-prompt-tokens-details"
 	if p.profile.Connector == mooncake.SGLang {
@@ -251,8 +257,9 @@ var (
 	errOtherEngine = errors.New("the other engine failed")
 )
 
-// sendConcurrently sends one prompt through two engines that work on it at the same time. It returns only the error of the engine that
-// failed first, because that failure also ends the call to the other engine. With SGLang, both engines are then told to abort.
+// sendConcurrently sends one prompt through two engines that work on it at the same time. It
+// returns only the error of the engine that failed first, because that failure also ends the call
+// to the other engine. With SGLang, both engines are then told to abort.
 func (t *tester) sendConcurrently(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefillErr, decodeErr error) {
 	rendezvous := upstream.NewRendezvous(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback // nil: the connector has no callbacks
@@ -294,8 +301,9 @@ func (t *tester) sendConcurrently(ctx context.Context, p, d testedRank, q *query
 	return got, prefillErr, decodeErr
 }
 
-// prefillConcurrently sends the prefill request of sendConcurrently and reads its answer to the end. If the connector has callbacks, it
-// waits for the callback of the decode engine first. callback is nil if the connector has none.
+// prefillConcurrently sends the prefill request of sendConcurrently and reads its answer to the
+// end. If the connector has callbacks, it waits for the callback of the decode engine first.
+// callback is nil if the connector has none.
 func (t *tester) prefillConcurrently(ctx context.Context, p, d testedRank, q *query, r *mooncake.Rendezvous,
 	callback <-chan metaserver.Callback) (answer mooncake.ProbeAnswer, err error) {
 	if callback != nil {
@@ -323,8 +331,8 @@ func (t *tester) prefillConcurrently(ctx context.Context, p, d testedRank, q *qu
 	return p.profile.ReadEarlyProbe(text)
 }
 
-// listen starts a listener for the callbacks of decode engines, if the config has an address for it and the caller has passed no listener
-// of its own.
+// listen starts a listener for the callbacks of decode engines, if the config has an address for it
+// and the caller has passed no listener of its own.
 func (t *tester) listen(ctx context.Context) (stop func()) {
 	callsBack := func(name string) bool { // says whether decode engines with this profile call back
 		p := t.cfg.Profiles[name]
@@ -354,8 +362,8 @@ func (t *tester) listen(ctx context.Context) (stop func()) {
 	return s.Close
 }
 
-// skipUntestable says whether an engine cannot be tested with a prompt, because nothing would receive the callback. It reports such an
-// engine.
+// skipUntestable says whether an engine cannot be tested with a prompt, because nothing would
+// receive the callback. It reports such an engine.
 func (t *tester) skipUntestable(s testedRank) bool {
 	if s.profile.Connector != mooncake.AscendLayerwise || t.callbacks != nil {
 		return false

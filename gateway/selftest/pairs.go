@@ -16,7 +16,8 @@ const (
 	maxFailures = 3    // failed pairs after which an engine is not tried any more, if no pair of it has passed
 )
 
-// partners gives every rank a partner with a common model, and uses the ranks of the other side evenly. Each pair is a round of its own.
+// partners gives every rank a partner with a common model, and uses the ranks of the other side
+// evenly. Each pair is a round of its own.
 func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 	partner := func(s testedRank, others []testedRank, i int) (testedRank, bool) {
 		for k := range others { // rank i begins its search at i, so that not all ranks get the same partner
@@ -41,9 +42,10 @@ func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 	return rounds
 }
 
-// everyPair pairs each engine of one side with each engine of the other side that it can work with. In a round, each engine is in at most
-// one pair. From pair to pair, the next rank of an engine is used, and a rank that is in no pair gets a partner in an extra round. leftOut
-// is how many pairs are left out because there are more than maxPairs.
+// everyPair pairs each engine of one side with each engine of the other side that it can work with.
+// In a round, each engine is in at most one pair. From pair to pair, the next rank of an engine is
+// used, and a rank that is in no pair gets a partner in an extra round. leftOut is how many pairs
+// are left out because there are more than maxPairs.
 func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 	sides := [2][][]testedRank{ofEngines(prefills), ofEngines(decodes)}
 	few, many := 0, 1 // indexes of the side with fewer engines and of the other side
@@ -86,7 +88,8 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 	return rounds, leftOut
 }
 
-// ofEngines groups ranks by their engines. In ranks, the ranks of one engine must follow each other in the order of their numbers.
+// ofEngines groups ranks by their engines. In ranks, the ranks of one engine must follow each other
+// in the order of their numbers.
 func ofEngines(ranks []testedRank) (engines [][]testedRank) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 { // the first rank of the next engine
@@ -104,7 +107,8 @@ func canPair(a, b testedRank) bool {
 	return sameModel && compatible
 }
 
-// eachAlone returns rounds in which every rank that prefills and decodes answers alone. In a round, each engine is in at most one pair.
+// eachAlone returns rounds in which every rank that prefills and decodes answers alone. In a round,
+// each engine is in at most one pair.
 func eachAlone(ranks []testedRank) (rounds [][]pair) {
 	for _, ranks := range ofEngines(ranks) {
 		for i, s := range ranks {
@@ -117,8 +121,9 @@ func eachAlone(ranks []testedRank) (rounds [][]pair) {
 	return rounds
 }
 
-// tryRounds sends one request through each pair, one round after the other, and up to pairsAtOnce pairs of a round at the same time. It
-// leaves out pairs with a rank that has only failed so far. When ctx is done, it only counts the pairs that are left.
+// tryRounds sends one request through each pair, one round after the other, and up to pairsAtOnce
+// pairs of a round at the same time. It leaves out pairs with a rank that has only failed so far.
+// When ctx is done, it only counts the pairs that are left.
 func (t *tester) tryRounds(ctx context.Context, rounds [][]pair) {
 	for _, round := range rounds {
 		var all sync.WaitGroup
@@ -188,8 +193,9 @@ func (t *tester) tryPair(ctx context.Context, pair pair, id string) {
 // promptTokens is more than the tokens of prompt and answer of a test together.
 const promptTokens = 512
 
-// recordResult records the result of a pair. err is the error of the first rank in sides; nil: the pair passed. It reports the first
-// maxFailures failures of a rank one by one, and only counts the rest.
+// recordResult records the result of a pair. err is the error of the first rank in sides; nil: the
+// pair passed. It reports the first maxFailures failures of a rank one by one, and only counts the
+// rest.
 func (t *tester) recordResult(err error, sides ...*testedRank) {
 	t.mu.Lock()
 	for _, s := range sides {
@@ -210,7 +216,8 @@ func (t *tester) recordResult(err error, sides ...*testedRank) {
 	}
 }
 
-// resultsOf returns the results of a rank, and creates them if there are none. It is called with t.mu held, or when tryRounds has returned.
+// resultsOf returns the results of a rank, and creates them if there are none. It is called with
+// t.mu held, or when tryRounds has returned.
 func (t *tester) resultsOf(s testedRank) *pairResults {
 	r := t.results[s.name]
 	if r == nil {
@@ -220,8 +227,8 @@ func (t *tester) resultsOf(s testedRank) *pairResults {
 	return r
 }
 
-// skipFailing says whether a rank has failed maxFailures times and never passed, so that it is not tried again. If so, it counts a pair
-// that is left out for this reason.
+// skipFailing says whether a rank has failed maxFailures times and never passed, so that it is not
+// tried again. If so, it counts a pair that is left out for this reason.
 func (t *tester) skipFailing(s testedRank) (skip bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -233,8 +240,8 @@ func (t *tester) skipFailing(s testedRank) (skip bool) {
 	return true
 }
 
-// healthyPairs gives each engine a partner, and yields the pairs in which no rank has failed so far. Each pair comes with an id for its
-// requests, which begins with kind.
+// healthyPairs gives each engine a partner, and yields the pairs in which no rank has failed so
+// far. Each pair comes with an id for its requests, which begins with kind.
 func (t *tester) healthyPairs(ctx context.Context, prefills, decodes []testedRank, kind string) iter.Seq2[string, pair] {
 	return func(yield func(id string, p pair) bool) {
 		for i, round := range partners(firstRanks(prefills), firstRanks(decodes)) {
@@ -250,7 +257,8 @@ func (t *tester) healthyPairs(ctx context.Context, prefills, decodes []testedRan
 	}
 }
 
-// reportUnreported reports the failures of a rank that were not reported pair by pair, and the pairs that were not tried.
+// reportUnreported reports the failures of a rank that were not reported pair by pair, and the
+// pairs that were not tried.
 func (t *tester) reportUnreported(s testedRank) {
 	r := t.resultsOf(s)
 	if more := r.blamed - maxFailures; more > 0 {
@@ -261,9 +269,10 @@ func (t *tester) reportUnreported(s testedRank) {
 	}
 }
 
-// sendThroughPair sends a request through a pair: first through the prefill engine and then through the decode engine, or through both at
-// the same time if their connector needs it. It returns the error of each side. After an error of the prefill engine, the decode engine at
-// most frees the KV of a hand-off, and decodeErr is nil.
+// sendThroughPair sends a request through a pair: first through the prefill engine and then through
+// the decode engine, or through both at the same time if their connector needs it. It returns the
+// error of each side. After an error of the prefill engine, the decode engine at most frees the KV
+// of a hand-off, and decodeErr is nil.
 func (t *tester) sendThroughPair(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefillErr, decodeErr error) {
 	if concurrent, _ := compatibility(p, d); concurrent {
 		return t.sendConcurrently(ctx, p, d, q, id)

@@ -11,10 +11,10 @@ import (
 // longPull is about how many tokens the longer prompt of timePulls has.
 const longPull = 4096
 
-// timePulls reports, for each decode engine, how long the longest prompt takes until its KV is pulled.
-// A short and a longer prompt are timed: both decode as many tokens, so the difference is that of
-// their KV. A hand-off may be sent at its deadline, so the time from there until its KV may be another
-// prompt's must suffice.
+// timePulls reports, for each decode engine, how long the longest prompt takes until its KV is
+// pulled. A short and a longer prompt are timed: both decode as many tokens, so the difference is
+// that of their KV. A hand-off may be sent at its deadline, so the time from there until its KV may
+// be another prompt's must suffice.
 func (t *tester) timePulls(ctx context.Context, prefills, decodes []testedRank) {
 	for id, p := range t.healthyPairs(ctx, prefills, decodes, "t") {
 		longest := engine.LongestContext(p.decode.listed)

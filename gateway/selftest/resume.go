@@ -11,23 +11,25 @@ import (
 	"evenkeel/mooncake"
 )
 
-// soFar is the part of an answer that the engines must continue. A way that uses token ids sends soFarTokens tokens instead.
+// soFar is the part of an answer that the engines must continue. A way that uses token ids sends
+// soFarTokens tokens instead.
 const (
 	soFar       = `"So far"`
 	soFarTokens = 2
 )
 
-// tryResumes finds out in which way (chat_resume) engines can continue a chat whose answer broke off. Each engine gets a partner, and the
-// pair has to continue a part of an answer. An engine that does not know this way begins the answer again, which its count of prompt tokens
-// shows.
+// tryResumes finds out in which way (chat_resume) engines can continue a chat whose answer broke
+// off. Each engine gets a partner, and the pair has to continue a part of an answer. An engine that
+// does not know this way begins the answer again, which its count of prompt tokens shows.
 func (t *tester) tryResumes(ctx context.Context, prefills, decodes []testedRank) {
 	for id, p := range t.healthyPairs(ctx, prefills, decodes, "r") { // a rank that fails with a completion would fail with a chat, too
 		t.findResumeMethod(ctx, p.prefill, p.decode, id)
 	}
 }
 
-// findResumeMethod sends a chat through a pair, and then the chat with a part of its answer, in one way after the other until one works. It
-// reports whether the way in the decode engine's profile works.
+// findResumeMethod sends a chat through a pair, and then the chat with a part of its answer, in one
+// way after the other until one works. It reports whether the way in the decode engine's profile
+// works.
 func (t *tester) findResumeMethod(ctx context.Context, p, d testedRank, id string) {
 	configured := d.profile.ChatResume
 	model, _ := commonModel(p, d)
@@ -87,8 +89,9 @@ func resumeMethods(p *mooncake.Profile) (list []string) {
 	return list
 }
 
-// tryContinue sends the chat with a part of its answer, in the way that method names. The error says that an engine failed, or did not
-// continue the part, as its count of prompt tokens shows. first is the engines' answer to the chat without the part.
+// tryContinue sends the chat with a part of its answer, in the way that method names. The error
+// says that an engine failed, or did not continue the part, as its count of prompt tokens shows.
+// first is the engines' answer to the chat without the part.
 func (t *tester) tryContinue(ctx context.Context, p, d testedRank, q *query, method string, first pairAnswer, id string) error {
 	longer := *q
 	resume := &mooncake.Resume{Method: method, Text: json.RawMessage(soFar), Tokens: soFarTokens}

@@ -13,7 +13,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// The probe finds what chat_resume must be: a way that the engines do not know is a warning with the one that they know.
+// The probe finds what chat_resume must be: a way that the engines do not know is a warning with
+// the one that they know.
 func TestHowChatsGoOnIsFound(t *testing.T) {
 	const breaks = "decode: a chat that breaks off ends with an error"
 	for _, tc := range []struct {

@@ -1,5 +1,6 @@
-// Package selftest sends tiny requests through prefill and decode engines, and through engines that do both, and reports where the engines
-// do not behave as their profiles say. It uses the same request bodies and readers as serve.
+// Package selftest sends tiny requests through prefill and decode engines, and through engines that
+// do both, and reports where the engines do not behave as their profiles say. It uses the same
+// request bodies and readers as serve.
 package selftest
 
 import (
@@ -19,21 +20,24 @@ import (
 
 // Options says what Run tests, and what it uses of a running proxy.
 type Options struct {
-	// Callbacks receives the callbacks of decode engines; nil: the test listens for them itself while it runs.
+	// Callbacks receives the callbacks of decode engines; nil: the test listens for them itself while
+	// it runs.
 	Callbacks *metaserver.Server
-	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner. An
-	// aggregated rank has no partner: it is tried alone.
+	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one
+	// partner. An aggregated rank has no partner: it is tried alone.
 	EveryPair bool
 	// Resumes also finds out how engines can continue a chat whose answer broke off, which decode
 	// engines keep the KV of answers, and how long the longest prompt takes to be pulled. The requests
 	// for this take no slots.
 	Resumes bool
-	// TakeSlot takes a slot of a decode rank before a request of the test is sent there. Without TakeSlot, no slots are taken.
+	// TakeSlot takes a slot of a decode rank before a request of the test is sent there. Without
+	// TakeSlot, no slots are taken.
 	TakeSlot func(ctx context.Context, rank string, tokens int) (Slot, error)
 }
 
-// Run sends tiny requests through pairs of a prefill and a decode engine, and to each aggregated rank, and returns
-// its findings. It ends when ctx does, and then reports how much it has left out. The config must be valid.
+// Run sends tiny requests through pairs of a prefill and a decode engine, and to each aggregated
+// rank, and returns its findings. It ends when ctx does, and then reports how much it has left out.
+// The config must be valid.
 func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	t := newTester(cfg, o.Callbacks)
 	t.takeSlot = o.TakeSlot
@@ -77,10 +81,12 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	return t.findings
 }
 
-// testedRanks returns the ranks of the engines that answer, with the models that they serve. It reports engines that do not answer, and
-// problems with the metrics and settings of the other engines.
+// testedRanks returns the ranks of the engines that answer, with the models that they serve. It
+// reports engines that do not answer, and problems with the metrics and settings of the other
+// engines.
 func (t *tester) testedRanks(ctx context.Context, role string, engines []config.Engine) (ranks []testedRank) {
-	// Even if engines is empty, aggregated engines or engines that discovery finds later may serve requests.
+	// Even if engines is empty, aggregated engines or engines that discovery finds later may serve
+	// requests.
 	othersServe := len(t.cfg.Engines.Aggregated) > 0 || t.cfg.Discovery.On()
 	if len(engines) == 0 && role != aggregated && !othersServe {
 		t.report(role, Warn, "the config lists none; until some are added nothing can be served")
@@ -92,7 +98,8 @@ func (t *tester) testedRanks(ctx context.Context, role string, engines []config.
 			continue
 		}
 		sample := t.metrics(ctx, role, e, s)
-		// fixRankNumber sends a request without a slot, so it leaves decode ranks alone if requests of the test have to take slots.
+		// fixRankNumber sends a request without a slot, so it leaves decode ranks alone if requests of
+		// the test have to take slots.
 		if role == "prefill" || t.takeSlot == nil {
 			t.fixRankNumber(ctx, &s, e, sample)
 		}
@@ -105,8 +112,8 @@ func (t *tester) testedRanks(ctx context.Context, role string, engines []config.
 	return ranks
 }
 
-// firstRank returns the first rank of an engine, with the models that the engine serves, for which it asks the engine. The error says why
-// the engine cannot be tested. s has its name even then.
+// firstRank returns the first rank of an engine, with the models that the engine serves, for which
+// it asks the engine. The error says why the engine cannot be tested. s has its name even then.
 func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s testedRank, err error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
@@ -148,8 +155,8 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 	return s, err
 }
 
-// metrics reads the metrics of an engine, and reports which of the metrics that evenkeel uses are missing. It returns nil if there are no
-// metrics.
+// metrics reads the metrics of an engine, and reports which of the metrics that evenkeel uses are
+// missing. It returns nil if there are no metrics.
 func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s testedRank) *engine.Sample {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -190,9 +197,10 @@ func (t *tester) reportMemory(s testedRank, e config.Engine, m engine.Memory) {
 	}
 }
 
-// compareModels reports engines that cannot work with the other side. One case is an engine that shares no model with the other side. The
-// other case is an engine that shares one model with an engine of the other side, but lacks another of its models: requests for both models
-// may get this pair.
+// compareModels reports engines that cannot work with the other side. One case is an engine that
+// shares no model with the other side. The other case is an engine that shares one model with an
+// engine of the other side, but lacks another of its models: requests for both models may get this
+// pair.
 func (t *tester) compareModels(side, others []testedRank) {
 	for _, s := range side {
 		sharesModel := false
@@ -215,7 +223,8 @@ func (t *tester) compareModels(side, others []testedRank) {
 	}
 }
 
-// learnHosts finds the hosts that hand-offs may name. Like serve, the test refuses a hand-off that names any other host.
+// learnHosts finds the hosts that hand-offs may name. Like serve, the test refuses a hand-off that
+// names any other host.
 func (t *tester) learnHosts(ctx context.Context, p testedRank) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -231,16 +240,19 @@ func (t *tester) learnHosts(ctx context.Context, p testedRank) {
 	}
 }
 
-// partnersTried is the largest number of partners of the other side with which a new engine is tried.
+// partnersTried is the largest number of partners of the other side with which a new engine is
+// tried.
 const partnersTried = 2
 
-// TryEngine tries an engine before its first request. The error says why the engine cannot serve; findings are smaller observations.
-// partners are engines of the other side that serve already: a failure of a partner does not count against the engine.
+// TryEngine tries an engine before its first request. The error says why the engine cannot serve;
+// findings are smaller observations. partners are engines of the other side that serve already: a
+// failure of a partner does not count against the engine.
 //
-// A prefill engine must return a hand-off as its profile says; a partner decodes the hand-off, which frees the KV. A decode engine must
-// decode a partner's hand-off, or a short prompt by itself if there is no partner. An engine whose connector runs prefill and decode at the
-// same time must do so with a partner. If there is no partner, or nothing receives its callback, it only has to answer. An engine that
-// prefills and decodes must answer a short prompt.
+// A prefill engine must return a hand-off as its profile says; a partner decodes the hand-off,
+// which frees the KV. A decode engine must decode a partner's hand-off, or a short prompt by itself
+// if there is no partner. An engine whose connector runs prefill and decode at the same time must
+// do so with a partner. If there is no partner, or nothing receives its callback, it only has to
+// answer. An engine that prefills and decodes must answer a short prompt.
 func TryEngine(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine,
 	callbacks *metaserver.Server) ([]Finding, error) {
 	t := newTester(cfg, callbacks)
@@ -257,8 +269,9 @@ func TryEngine(ctx context.Context, cfg *config.Config, role string, e config.En
 	return t.findings, err
 }
 
-// tryWithPartners tries an engine with up to partnersTried partners, until a request has gone through both engines. The error is that of
-// the engine itself: a failure of a partner does not count. If no partner can serve, an engine that uses hand-offs gets a prompt all the
+// tryWithPartners tries an engine with up to partnersTried partners, until a request has gone
+// through both engines. The error is that of the engine itself: a failure of a partner does not
+// count. If no partner can serve, an engine that uses hand-offs gets a prompt all the
 // same: a decode engine computes the prompt itself. A prefill engine then keeps the KV until its hold timeout, because no decode engine
 // fetches the KV.
 func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
@@ -308,8 +321,9 @@ func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank,
 	return err
 }
 
-// partner finds the first engine of the other side that answers and serves a model of s. It returns that engine, the model, and the engines
-// that follow in the list. role is the role of the other side.
+// partner finds the first engine of the other side that answers and serves a model of s. It returns
+// that engine, the model, and the engines that follow in the list. role is the role of the other
+// side.
 func (t *tester) partner(ctx context.Context, role string, s testedRank, engines []config.Engine) (o testedRank, model string,
 	following []config.Engine, ok bool) {
 	for i, e := range engines {

@@ -135,7 +135,8 @@ func TestRanksBehindOneAddress(t *testing.T) {
 	}
 }
 
-// The front end of a hybrid deployment's node decides whether ranks are counted in the node or in the deployment.
+// The front end of a hybrid deployment's node decides whether ranks are counted in the node or in
+// the deployment.
 func TestHowANodeCountsItsRanks(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -477,7 +478,8 @@ func TestTooManyPairsAreNotTried(t *testing.T) {
 	}
 }
 
-// An engine that fails with its first partners is left alone: each of its failures may take half a minute.
+// An engine that fails with its first partners is left alone: each of its failures may take half a
+// minute.
 func TestAnEngineThatFailsIsLeftAlone(t *testing.T) {
 	var prefills []string
 	for range 6 {
@@ -494,7 +496,8 @@ func TestAnEngineThatFailsIsLeftAlone(t *testing.T) {
 	require.EqualValues(t, 6, good.Stats().Requests)
 }
 
-// A rank that another proxy sends requests to is left alone. The other ranks get requests as from their owner.
+// A rank that another proxy sends requests to is left alone. The other ranks get requests as from
+// their owner.
 func TestOthersRanksAreLeftAlone(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill})
 	ours, theirs := start(t, refengine.Config{Role: refengine.Decode}), start(t, refengine.Config{Role: refengine.Decode})
@@ -517,8 +520,8 @@ func TestOthersRanksAreLeftAlone(t *testing.T) {
 	require.EqualValues(t, 1, p.Stats().Requests, "no hand-off is made for a rank that gets none")
 }
 
-// The hold of a hand-off, and what may be done with it, are the connector's: an engine that passes under another one's name
-// would fail later.
+// The hold of a hand-off, and what may be done with it, are the connector's: an engine that passes
+// under another one's name would fail later.
 func TestAWrongConnectorIsNamed(t *testing.T) {
 	for _, tc := range []struct {
 		engines refengine.Connector
@@ -543,7 +546,8 @@ func TestAWrongConnectorIsNamed(t *testing.T) {
 	}
 }
 
-// The profile of a decode engine may be right where that of the prefill engine is wrong. One with a third connector is left alone.
+// The profile of a decode engine may be right where that of the prefill engine is wrong. One with a
+// third connector is left alone.
 func TestWhoFetchesAHandOffOfAnotherConnector(t *testing.T) {
 	for connector, fetches := range map[refengine.Connector]int{refengine.NIXLPull: 1, refengine.AscendMooncake: 0} {
 		p, d := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.NIXLPull}),
@@ -558,7 +562,8 @@ func TestWhoFetchesAHandOffOfAnotherConnector(t *testing.T) {
 	}
 }
 
-// A prefill engine computes a prompt for a model that its partner has, too, so that the partner frees the KV.
+// A prefill engine computes a prompt for a model that its partner has, too, so that the partner
+// frees the KV.
 func TestTheKVOfATriedPrefillIsFreed(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill})
 	d := start(t, refengine.Config{Role: refengine.Decode})
@@ -581,8 +586,8 @@ func closedAddress(t *testing.T) string {
 	return dead.Addr().String()
 }
 
-// The proxy's own test may take some minutes. What it did not get to is not well for that reason, and the time is the
-// reason that it gives of the engine that it was asking then.
+// The proxy's own test may take some minutes. What it did not get to is not well for that reason,
+// and the time is the reason that it gives of the engine that it was asking then.
 func TestATestThatRunsOutOfTimeSaysWhatItLeftOut(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill, Faults: []refengine.Rule{{Fault: refengine.Hang, Leg: refengine.LegProbe}}})
 	var decodes []string
@@ -601,7 +606,8 @@ func TestATestThatRunsOutOfTimeSaysWhatItLeftOut(t *testing.T) {
 	require.Contains(t, pick(found, Bad)[0], "its time is over")
 }
 
-// JSON has no escape such as \x7f, which Go writes for some characters that a model's name may have.
+// JSON has no escape such as \x7f, which Go writes for some characters that a model's name may
+// have.
 func TestARequestNamesItsModelWhateverItsName(t *testing.T) {
 	const name = "a\x7f\"b\""
 	for _, endpoint := range []mooncake.Endpoint{mooncake.Completions, mooncake.Chat} {

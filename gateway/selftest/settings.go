@@ -14,8 +14,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// compareSettings compares the settings of an engine's start command, as the engine reports them, with the config, where a difference does
-// harm.
+// compareSettings compares the settings of an engine's start command, as the engine reports them,
+// with the config, where a difference does harm.
 func (t *tester) compareSettings(ctx context.Context, role string, s testedRank, e config.Engine) {
 	switch {
 	case s.profile.Connector == mooncake.SGLang:
@@ -27,7 +27,8 @@ func (t *tester) compareSettings(ctx context.Context, role string, s testedRank,
 	}
 }
 
-// serverInfo reads the settings that an engine reports, and stores them in into. It returns false if the engine reports none.
+// serverInfo reads the settings that an engine reports, and stores them in into. It returns false
+// if the engine reports none.
 func (t *tester) serverInfo(ctx context.Context, s testedRank, into any) bool {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -36,9 +37,10 @@ func (t *tester) serverInfo(ctx context.Context, s testedRank, into any) bool {
 	return err == nil && status == http.StatusOK && json.Unmarshal(body, into) == nil
 }
 
-// compareSGLang warns of a server with elastic EP, which goes on without a rank whose GPU has failed: a request that names such a rank ends
-// the server, and most of the server's own methods to choose a rank choose such a rank, too. It also warns of a server that holds prompts
-// back itself, because evenkeel does the same.
+// compareSGLang warns of a server with elastic EP, which goes on without a rank whose GPU has
+// failed: a request that names such a rank ends the server, and most of the server's own methods to
+// choose a rank choose such a rank, too. It also warns of a server that holds prompts back itself,
+// because evenkeel does the same.
 func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engine) {
 	if s.target.Rank < 0 && !s.profile.Aggregated { // the engine has only one rank
 		return
@@ -80,18 +82,21 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 	}
 }
 
-// reportedNumber returns a number that an engine reports about itself; 0: the engine reports no number, or one that cannot be right. It
-// adds a finding about a number that cannot be right. most is the largest number that can be.
+// reportedNumber returns a number that an engine reports about itself; 0: the engine reports no
+// number, or one that cannot be right. It adds a finding about a number that cannot be right. most
+// is the largest number that can be.
 func (t *tester) reportedNumber(s testedRank, n engine.Number, name string, most int64) int {
 	value, err := n.Whole(name, most)
 	if err != nil {
-		// Each name has a format of its own, because report takes findings of equal format for the same finding.
+		// Each name has a format of its own, because report takes findings of equal format for the same
+		// finding.
 		t.report(s.name, Warn, "does not tell its "+name+": %v", err)
 	}
 	return value
 }
 
-// vllmSettings are the settings with which vLLM was started. vLLM reports them only with VLLM_SERVER_DEV_MODE=1.
+// vllmSettings are the settings with which vLLM was started. vLLM reports them only with
+// VLLM_SERVER_DEV_MODE=1.
 type vllmSettings struct {
 	Config struct {
 		Transfer struct {
@@ -134,8 +139,9 @@ func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e 
 	}
 }
 
-// compareSlots compares a decode engine's max_num_seqs (how many requests it runs at once) with its slots in the config. vLLM looks at
-// waiting requests, to fetch their KV, only while it runs fewer than max_num_seqs.
+// compareSlots compares a decode engine's max_num_seqs (how many requests it runs at once) with its
+// slots in the config. vLLM looks at waiting requests, to fetch their KV, only while it runs fewer
+// than max_num_seqs.
 func (t *tester) compareSlots(s testedRank, e config.Engine, reported *vllmSettings) {
 	switch runs := t.reportedNumber(s, reported.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
 	case runs == 0 || e.Slots == 0: // one of the two is not known
@@ -148,11 +154,12 @@ func (t *tester) compareSlots(s testedRank, e config.Engine, reported *vllmSetti
 	}
 }
 
-// fewTokens is the smallest number of tokens in a step that is known to help: docs/results/deployments.md.
+// fewTokens is the smallest number of tokens in a step that is known to help:
+// docs/results/deployments.md.
 const fewTokens = 2048
 
-// compareVLLM compares the limits of an engine step in the config with those of the engine's start command. evenkeel decides by the limits
-// in the config how much it sends to an aggregated engine.
+// compareVLLM compares the limits of an engine step in the config with those of the engine's start
+// command. evenkeel decides by the limits in the config how much it sends to an aggregated engine.
 func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine) {
 	var reported vllmSettings
 	if !t.serverInfo(ctx, s, &reported) {
@@ -187,10 +194,11 @@ func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine)
 	}
 }
 
-// fixRankNumber finds out which number the header X-data-parallel-rank must have for the first rank of a node under hybrid load balancing.
-// The node's metrics show the rank's number in the whole deployment. Rust front ends of vLLM expect this number. Python front ends count
-// the ranks of each node from 0. Each answers 400 to the other number. If the number in the config is wrong, fixRankNumber reports it, and
-// the test goes on with the number that the engine accepts.
+// fixRankNumber finds out which number the header X-data-parallel-rank must have for the first rank
+// of a node under hybrid load balancing. The node's metrics show the rank's number in the whole
+// deployment. Rust front ends of vLLM expect this number. Python front ends count the ranks of each
+// node from 0. Each answers 400 to the other number. If the number in the config is wrong,
+// fixRankNumber reports it, and the test goes on with the number that the engine accepts.
 func (t *tester) fixRankNumber(ctx context.Context, s *testedRank, e config.Engine, sample *engine.Sample) {
 	if sample == nil || sample.FirstRank == 0 { // unknown, or the first node, whose ranks have the same numbers in both ways
 		return
@@ -216,7 +224,8 @@ func (t *tester) fixRankNumber(ctx context.Context, s *testedRank, e config.Engi
 	}
 }
 
-// acceptsNumber says whether an engine serves a request of one token that names this number in the header X-data-parallel-rank.
+// acceptsNumber says whether an engine serves a request of one token that names this number in the
+// header X-data-parallel-rank.
 func (t *tester) acceptsNumber(ctx context.Context, s *testedRank, number int) bool {
 	target, named := *s.target, *s
 	target.First, target.Rank = number, 0 // the header has the sum of the two

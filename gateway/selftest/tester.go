@@ -55,8 +55,8 @@ type tester struct {
 	pairs   int // number of pairs that were tried so far
 	leftOut int // number of pairs that were not tried, because the test had to end
 
-	// mu guards the fields below while goroutines of tryRounds or sendConcurrently run. Both functions wait for their goroutines, so
-	// that Run and TryEngine need no lock afterwards.
+	// mu guards the fields below while goroutines of tryRounds or sendConcurrently run. Both functions
+	// wait for their goroutines, so that Run and TryEngine need no lock afterwards.
 	mu       sync.Mutex
 	findings []Finding
 	reported map[[2]string]bool      // findings that were reported already, by the name of the rank and the format of the message
@@ -84,7 +84,8 @@ type Slot struct {
 // ErrNotOwned says that another proxy sends requests to a rank.
 var ErrNotOwned = errors.New("selftest: the rank is another proxy's")
 
-// newTester returns a tester for one test. With nil callbacks, nothing receives callbacks of decode engines.
+// newTester returns a tester for one test. With nil callbacks, nothing receives callbacks of decode
+// engines.
 func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	return &tester{
 		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, reported: map[[2]string]bool{},
@@ -93,8 +94,9 @@ func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	}
 }
 
-// report adds a finding about a rank, a role or all engines. It adds a finding of level OK or Warn only once per subject, because the same
-// finding may come up with several partners. Findings with the same format count as the same, unless the format quotes a value (%q).
+// report adds a finding about a rank, a role or all engines. It adds a finding of level OK or Warn
+// only once per subject, because the same finding may come up with several partners. Findings with
+// the same format count as the same, unless the format quotes a value (%q).
 func (t *tester) report(subject string, level Level, format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -148,12 +150,13 @@ func firstRanks(ranks []testedRank) (list []testedRank) {
 	return list
 }
 
-// pair is a prefill rank and a decode rank that are tried together. A rank that prefills and decodes is in decode, and prefill is empty.
+// pair is a prefill rank and a decode rank that are tried together. A rank that prefills and
+// decodes is in decode, and prefill is empty.
 type pair struct{ prefill, decode testedRank }
 
-// compatibility says how a prefill engine p and a decode engine d work together. concurrent says that they work on a request at the same
-// time. compatible says that they can serve a request together at all, because both use hand-offs, or both use the same connector without
-// hand-offs.
+// compatibility says how a prefill engine p and a decode engine d work together. concurrent says
+// that they work on a request at the same time. compatible says that they can serve a request
+// together at all, because both use hand-offs, or both use the same connector without hand-offs.
 func compatibility(p, d testedRank) (concurrent, compatible bool) {
 	if p.profile.HasHandoff() {
 		return false, d.profile.HasHandoff()

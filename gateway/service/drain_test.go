@@ -15,8 +15,9 @@ type moment struct {
 	ended                    int // how often what runs on engines was ended
 }
 
-// A row is what an operator does at the start, and ten seconds later; load balancers have five seconds. Then what others
-// see right after each, at the end of the five seconds, and two minutes later.
+// A row is what an operator does at the start, and ten seconds later; load balancers have five
+// seconds. Then what others see right after each, at the end of the five seconds, and two minutes
+// later.
 func TestAProxyGoesOutOfServiceInSteps(t *testing.T) {
 	const grace = 5 * time.Second
 	drain := func(limit time.Duration) func(*Service) { return func(s *Service) { s.Drain(limit) } }

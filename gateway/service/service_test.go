@@ -45,7 +45,8 @@ func TestAGraceThatIsNotTheDrainsRefusesNothing(t *testing.T) {
 	require.True(t, s.Refusing())
 }
 
-// A shutdown by a signal cannot be stopped: the listener of clients closes, and other proxies take over.
+// A shutdown by a signal cannot be stopped: the listener of clients closes, and other proxies take
+// over.
 func TestAProxyThatEndsIsNotTakenBackIntoService(t *testing.T) {
 	for name, end := range map[string]func(*Service){
 		"in the grace":                   func(s *Service) { s.DrainForExit() },

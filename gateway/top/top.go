@@ -1,4 +1,5 @@
-// Package top shows the state of a running proxy in a terminal. It prints the text page of the proxy's admin listener.
+// Package top shows the state of a running proxy in a terminal. It prints the text page of the
+// proxy's admin listener.
 package top
 
 import (
@@ -29,13 +30,15 @@ const (
 	leastWidth, mostWidth = 40, 400 // least and most columns that the listener accepts
 )
 
-// NewSource returns a Source that follows no redirects, because the token is meant for this listener only.
+// NewSource returns a Source that follows no redirects, because the token is meant for this
+// listener only.
 func NewSource(url, token string) *Source {
 	noRedirects := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &Source{URL: strings.TrimSuffix(url, "/"), Token: token, Client: &http.Client{Timeout: requestTimeout, CheckRedirect: noRedirects}}
 }
 
-// Page returns the state of the proxy in lines of this many columns, or of the nearest number that the listener accepts.
+// Page returns the state of the proxy in lines of this many columns, or of the nearest number that
+// the listener accepts.
 func (s *Source) Page(ctx context.Context, width int) (string, error) {
 	path := fmt.Sprintf("/live?once&text&width=%d", max(leastWidth, min(mostWidth, width)))
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+path, nil)
@@ -86,8 +89,9 @@ func printable(text string) string {
 	}, text)
 }
 
-// These escape sequences control the terminal. Lines that are too long are cut instead of wrapped. A line is cleared before it is written,
-// because after a full line the cursor stays on the last character and would clear it.
+// These escape sequences control the terminal. Lines that are too long are cut instead of wrapped.
+// A line is cleared before it is written, because after a full line the cursor stays on the last
+// character and would clear it.
 const (
 	cutLines   = "\x1b[?7l"
 	wrapLines  = "\x1b[?7h\n"
@@ -103,8 +107,8 @@ func Run(ctx context.Context, s *Source, out io.Writer, size func() (width, heig
 	return runOn(ctx, s, out, size, tick.C)
 }
 
-// runOn prints the page at once and at each tick, until ctx ends. If the proxy does not answer, it prints the last page and the reason. An
-// error means that out cannot be written.
+// runOn prints the page at once and at each tick, until ctx ends. If the proxy does not answer, it
+// prints the last page and the reason. An error means that out cannot be written.
 func runOn(ctx context.Context, s *Source, out io.Writer, size func() (width, height int), tick <-chan time.Time) error {
 	_, height := size()
 	fmt.Fprint(out, cutLines, strings.Repeat("\n", height)) // moves what was on the screen up, so that it can be scrolled back to
@@ -147,8 +151,8 @@ func (s *screen) update(page string, err error, now time.Time) {
 	}
 }
 
-// lines returns the page. If the last request failed, the reason comes before it. If it has more lines than the terminal (height; 0: not
-// known), the last line says how many are missing.
+// lines returns the page. If the last request failed, the reason comes before it. If it has more
+// lines than the terminal (height; 0: not known), the last line says how many are missing.
 func (s *screen) lines(width, height int, now time.Time) (all []string) {
 	if s.err != nil {
 		says := "There is no page yet; evenkeel top asks again every second: "

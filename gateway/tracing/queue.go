@@ -9,15 +9,16 @@ import (
 	"go.uber.org/zap"
 )
 
-// Bounds of the spans that wait for export. The queue has room for the spans of about a thousand requests. While
-// the collector is away, further spans are dropped.
+// Bounds of the spans that wait for export. The queue has room for the spans of about a thousand
+// requests. While the collector is away, further spans are dropped.
 const (
 	queueSpans = 8 << 10     // most spans in the queue
 	batchSpans = 512         // most spans in one export
 	batchDelay = time.Second // a batch that is not full is exported after this time
 )
 
-// queue is a span processor that never blocks. Unlike the SDK's own processor, it counts the spans that it has to drop.
+// queue is a span processor that never blocks. Unlike the SDK's own processor, it counts the spans
+// that it has to drop.
 type queue struct {
 	exporter sdktrace.SpanExporter
 	timeout  time.Duration
@@ -63,8 +64,8 @@ func (q *queue) OnEnd(s sdktrace.ReadOnlySpan) {
 	q.count(Dropped, 1)
 }
 
-// run exports full batches until the queue is closed, then the rest. It exports a batch that is not full batchDelay after the first span of
-// the batch.
+// run exports full batches until the queue is closed, then the rest. It exports a batch that is not
+// full batchDelay after the first span of the batch.
 func (q *queue) run(ctx context.Context) {
 	defer close(q.done)
 	batch := make([]sdktrace.ReadOnlySpan, 0, batchSpans)
@@ -114,11 +115,12 @@ func (q *queue) export(ctx context.Context, batch []sdktrace.ReadOnlySpan) {
 	q.count(Failed, len(batch))
 }
 
-// ForceFlush implements sdktrace.SpanProcessor. Only TracerProvider.ForceFlush would call it, which the proxy does not call.
+// ForceFlush implements sdktrace.SpanProcessor. Only TracerProvider.ForceFlush would call it, which
+// the proxy does not call.
 func (q *queue) ForceFlush(context.Context) error { return nil }
 
-// Shutdown exports all spans that have ended, and stops the queue. If ctx ends first, it drops the rest and returns why ctx ended. A second
-// call does nothing.
+// Shutdown exports all spans that have ended, and stops the queue. If ctx ends first, it drops the
+// rest and returns why ctx ended. A second call does nothing.
 func (q *queue) Shutdown(ctx context.Context) error {
 	q.mu.Lock()
 	alreadyClosed := q.closed

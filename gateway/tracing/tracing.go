@@ -1,5 +1,6 @@
-// Package tracing sends spans of requests to an OpenTelemetry collector, by OTLP over HTTP. No request waits for the collector: spans go
-// through a bounded queue, and spans that do not fit are dropped and counted.
+// Package tracing sends spans of requests to an OpenTelemetry collector, by OTLP over HTTP. No
+// request waits for the collector: spans go through a bounded queue, and spans that do not fit are
+// dropped and counted.
 package tracing
 
 import (
@@ -51,8 +52,8 @@ type Tracer struct {
 	tracer   trace.Tracer
 }
 
-// New returns a tracer that exports until Shutdown. The collector need not run yet. New also makes OpenTelemetry log its errors to cfg.Log,
-// in the whole process.
+// New returns a tracer that exports until Shutdown. The collector need not run yet. New also makes
+// OpenTelemetry log its errors to cfg.Log, in the whole process.
 func New(cfg Config) (*Tracer, error) {
 	target, err := Endpoint(cfg.Endpoint, cfg.Insecure)
 	if err != nil {
@@ -84,8 +85,8 @@ func New(cfg Config) (*Tracer, error) {
 		nil
 }
 
-// Endpoint returns the URL to which spans are posted, for a text that is a URL or host:port. insecure is for a host:port without TLS. A URL
-// without a path gets the path of OTLP.
+// Endpoint returns the URL to which spans are posted, for a text that is a URL or host:port.
+// insecure is for a host:port without TLS. A URL without a path gets the path of OTLP.
 func Endpoint(text string, insecure bool) (string, error) {
 	if !strings.Contains(text, "://") {
 		scheme := "https://"
@@ -106,8 +107,8 @@ func Endpoint(text string, insecure bool) (string, error) {
 	return u.String(), nil
 }
 
-// describe returns the attributes of this process. Each source overrules those before it: the default, the host, the environment, and then
-// the config.
+// describe returns the attributes of this process. Each source overrules those before it: the
+// default, the host, the environment, and then the config.
 func describe(cfg *Config) (*resource.Resource, error) {
 	ownAttributes := []attribute.KeyValue{attribute.String("service.version", cfg.Version)}
 	for k, v := range cfg.Resource {
@@ -135,7 +136,8 @@ func (t *Tracer) Shutdown(ctx context.Context) error {
 	return t.provider.Shutdown(ctx)
 }
 
-// traceHeaders are the headers that carry a trace from one process to the next (W3C Trace Context, Baggage).
+// traceHeaders are the headers that carry a trace from one process to the next (W3C Trace Context,
+// Baggage).
 var traceHeaders = []string{"traceparent", "tracestate", "baggage"}
 
 var (
@@ -146,9 +148,11 @@ var (
 // maxBaggage bounds each of a caller's traceHeaders, in bytes. A longer header is ignored.
 const maxBaggage = 4 << 10
 
-// Start begins the span of a request, which continues the caller's trace; a nil Tracer returns nil. header returns a header of the request,
-// and arrival is when the request arrived. A trusted caller decides whether the trace is sampled, and its baggage goes on to other
-// processes. Another caller can only decide against sampling, because anybody could set the sampled flag, and its baggage is dropped.
+// Start begins the span of a request, which continues the caller's trace; a nil Tracer returns nil.
+// header returns a header of the request, and arrival is when the request arrived. A trusted caller
+// decides whether the trace is sampled, and its baggage goes on to other processes. Another caller
+// can only decide against sampling, because anybody could set the sampled flag, and its baggage is
+// dropped.
 func (t *Tracer) Start(header func(name string) string, trusted bool, name string, arrival time.Time) *Span {
 	if t == nil {
 		return nil
@@ -177,7 +181,8 @@ func (t *Tracer) Start(header func(name string) string, trusted bool, name strin
 	return &Span{ctx: ctx, span: span, tracer: t.tracer}
 }
 
-// sampledKey is the context key of the decision of Start whether the request is sampled. The decision holds for all spans of the request.
+// sampledKey is the context key of the decision of Start whether the request is sampled. The
+// decision holds for all spans of the request.
 type sampledKey struct{}
 
 // sampler samples a span as Start has decided.
@@ -195,18 +200,20 @@ func (sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResu
 // Description implements sdktrace.Sampler.
 func (sampler) Description() string { return "evenkeel" }
 
-// A Span is a step of a request. A nil Span records nothing, and neither does a Span of a request that is not sampled.
+// A Span is a step of a request. A nil Span records nothing, and neither does a Span of a request
+// that is not sampled.
 type Span struct {
 	ctx    context.Context //nolint:containedctx // OpenTelemetry passes the parent span in a context
 	span   trace.Span
 	tracer trace.Tracer
 }
 
-// Recording says whether the span records attributes. Callers use it to avoid making attributes in vain.
+// Recording says whether the span records attributes. Callers use it to avoid making attributes in
+// vain.
 func (s *Span) Recording() bool { return s != nil && s.span.IsRecording() }
 
-// Child begins a step within this step. isCall says that the step is a call to another process. If the request is not sampled, Child
-// returns the span itself, because neither is exported.
+// Child begins a step within this step. isCall says that the step is a call to another process. If
+// the request is not sampled, Child returns the span itself, because neither is exported.
 func (s *Span) Child(name string, isCall bool) *Span {
 	if !s.Recording() {
 		return s
@@ -248,8 +255,8 @@ func (s *Span) Fail(kind, message string) {
 	}
 }
 
-// validUTF8 makes a text valid UTF-8. Clients may send any bytes, and the exporter fails at other bytes, so that the spans of all requests
-// in the batch would be lost.
+// validUTF8 makes a text valid UTF-8. Clients may send any bytes, and the exporter fails at other
+// bytes, so that the spans of all requests in the batch would be lost.
 func validUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // validAttributes makes all texts among the attributes valid UTF-8, in place, and returns the list.
@@ -284,7 +291,8 @@ func (s *Span) TraceID() string {
 	return s.span.SpanContext().TraceID().String()
 }
 
-// EachHeader calls add for each header with which another process can continue the trace below this span. A nil Span has no headers.
+// EachHeader calls add for each header with which another process can continue the trace below this
+// span. A nil Span has no headers.
 func (s *Span) EachHeader(add func(name, value string)) {
 	if s == nil {
 		return

@@ -75,7 +75,8 @@ func (f *fake) says(text string) { _, _ = io.WriteString(f.Conn, text) }
 // stays keeps the connection until the other side ends it.
 func (f *fake) stays() { _, _ = io.Copy(io.Discard, f.Conn) }
 
-// start has the engine play for each connection. dial, which may be nil, is asked before there is one.
+// start has the engine play for each connection. dial, which may be nil, is asked before there is
+// one.
 func start(dial func(context.Context, *fake) error, play func(*fake)) *fake {
 	f := &fake{}
 	f.client = engine.NewClient(engine.Options{Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -307,7 +308,8 @@ func TestHowAStreamEnds(t *testing.T) {
 	}
 }
 
-// A request carries the epoch of its scope's owner, and leaves the fence once it is written, while the answer is waited for.
+// A request carries the epoch of its scope's owner, and leaves the fence once it is written, while
+// the answer is waited for.
 func TestWhatIsSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sending int64
@@ -339,8 +341,8 @@ func TestWhatIsSent(t *testing.T) {
 	})
 }
 
-// Whatever stands in front of an engine and refuses an old epoch names the one that it has seen. The claim is told of it, so that it
-// gets the scope back with a higher one.
+// Whatever stands in front of an engine and refuses an old epoch names the one that it has seen.
+// The claim is told of it, so that it gets the scope back with a higher one.
 func TestTheEpochOfARefusalReachesTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := start(nil, answers("409 Conflict", "X-Evenkeel-Epoch: 17\r\nContent-Length: 0\r\n\r\n"))
@@ -356,7 +358,8 @@ func TestTheEpochOfARefusalReachesTheClaim(t *testing.T) {
 	})
 }
 
-// The body of a request for SGLang names the rank, and its engines have to be told to end a request.
+// The body of a request for SGLang names the rank, and its engines have to be told to end a
+// request.
 func TestWhatSGLangWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := start(nil, answers("200 OK", "Content-Length: 0\r\n\r\n"))
@@ -393,8 +396,8 @@ func TestRooms(t *testing.T) {
 	}
 }
 
-// A request that one engine of SGLang serves alone names its rank in the header, unless ranks must not be named; one that two engines
-// serve names it in its body.
+// A request that one engine of SGLang serves alone names its rank in the header, unless ranks must
+// not be named; one that two engines serve names it in its body.
 func TestWhereARankIsNamed(t *testing.T) {
 	for _, row := range []struct {
 		profile mooncake.Profile

@@ -1,5 +1,6 @@
-// Package watch checks the state of the proxy once per second. Package detect finds incidents in this state. Package watch exports the
-// incidents as a metric, and passes the state to the live page.
+// Package watch checks the state of the proxy once per second. Package detect finds incidents in
+// this state. Package watch exports the incidents as a metric, and passes the state to the live
+// page.
 package watch
 
 import (
@@ -40,12 +41,12 @@ type Snapshot struct {
 	EndsBin   bool // the snapshot ends one bin of the history (detect.BinLength)
 }
 
-// samplesPerBin is how many samples a bin has. There is a Snapshot for each bin even if none is wanted, because incidents begin and end at
-// a Snapshot.
+// samplesPerBin is how many samples a bin has. There is a Snapshot for each bin even if none is
+// wanted, because incidents begin and end at a Snapshot.
 const samplesPerBin = int(detect.BinLength / detect.SampleInterval)
 
-// snapshotTimeout bounds the time of a Snapshot. It is far longer than a second, so that a machine that is short of CPU time is still
-// checked.
+// snapshotTimeout bounds the time of a Snapshot. It is far longer than a second, so that a machine
+// that is short of CPU time is still checked.
 const snapshotTimeout = 10 * time.Second
 
 // New returns a Watch, and registers its metrics.
@@ -57,8 +58,8 @@ func New(d Deps) *Watch {
 	return w
 }
 
-// OnSnapshot sets the function show, which gets Snapshots: one every five seconds, and one in each second in which wanted is true. It must
-// be called before Run.
+// OnSnapshot sets the function show, which gets Snapshots: one every five seconds, and one in each
+// second in which wanted is true. It must be called before Run.
 func (w *Watch) OnSnapshot(wanted func() bool, show func(*Snapshot)) {
 	w.wantsSnapshot, w.show = wanted, show
 }
@@ -80,9 +81,11 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
-// CheckOnce takes one sample of the proxy. If the proxy does not answer within a second, this sample is missing. With the first sample,
-// with every fifth one after it (samplesPerBin), and whenever wantsSnapshot is true, it also takes a Snapshot, which begins and ends
-// incidents, and calls show with it. If the whole state of the proxy is not known within snapshotTimeout, only the sample is kept.
+// CheckOnce takes one sample of the proxy. If the proxy does not answer within a second, this
+// sample is missing. With the first sample, with every fifth one after it (samplesPerBin), and
+// whenever wantsSnapshot is true, it also takes a Snapshot, which begins and ends incidents, and
+// calls show with it. If the whole state of the proxy is not known within snapshotTimeout, only the
+// sample is kept.
 func (w *Watch) CheckOnce(parent context.Context) {
 	ctx, cancel := context.WithTimeout(parent, detect.SampleInterval)
 	defer cancel()
@@ -114,8 +117,8 @@ func (w *Watch) CheckOnce(parent context.Context) {
 	}
 }
 
-// Now returns the present state of the proxy, with the known incidents. It finds no new incidents, because ctx may end before the state is
-// complete.
+// Now returns the present state of the proxy, with the known incidents. It finds no new incidents,
+// because ctx may end before the state is complete.
 func (w *Watch) Now(ctx context.Context) (snapshot Snapshot) {
 	snapshot.Facts = w.deps.Facts(ctx)
 	w.With(func(d *detect.Watch) {

@@ -91,7 +91,8 @@ func TestIncidentsAreCountedThoughNobodyWatches(t *testing.T) {
 	})
 }
 
-// Somebody who wants to see it has a snapshot in each second; a proxy that does not answer has a gap.
+// Somebody who wants to see it has a snapshot in each second; a proxy that does not answer has a
+// gap.
 func TestSnapshotsAreShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, wanted, bins, looks := &proxy{}, false, 0, 0

@@ -303,8 +303,8 @@ func TestAnOfferSaysWhenThereIsRoom(t *testing.T) {
 	require.Zero(t, next(p, &Request{ID: "r", Tokens: 1000}, 0, p.PeerCandidate(&x)).Terms.Wait)
 }
 
-// The product of two huge numbers is infinite. An infinite cost equals every other cost by sameCost, and is no number when
-// it is multiplied by a weight of 0.
+// The product of two huge numbers is infinite. An infinite cost equals every other cost by
+// sameCost, and is no number when it is multiplied by a weight of 0.
 func TestAPeerWithHugeNumbersIsNotUsed(t *testing.T) {
 	honest := fresh("honest")
 	honest.RTTMs, honest.Offer.TPMs, honest.Offer.T0Ms = 50, 0.001, 1

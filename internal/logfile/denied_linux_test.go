@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A pipe may be written to, and not read, by the user that the proxy runs as. Root may read everything, so it opens the pipe as nobody.
+// A pipe may be written to, and not read, by the user that the proxy runs as. Root may read
+// everything, so it opens the pipe as nobody.
 func TestAPipeThatMayNotBeRead(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "pipe")

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Key is one setting of a policy. T is the type that holds all settings of the policy. Read stores a value in it, and Show writes the value
-// as text again.
+// Key is one setting of a policy. T is the type that holds all settings of the policy. Read stores
+// a value in it, and Show writes the value as text again.
 type Key[T any] struct {
 	Name string
 	Must string // what the value must be, such as "a number from 0 to 1", for error messages
@@ -15,14 +15,16 @@ type Key[T any] struct {
 	Show func(v *T) string
 }
 
-// Meaning returns the key with must as its Must: the words in error messages that say what the value must be. It is for a key whose own
-// words give only a range of numbers, but not what the numbers mean.
+// Meaning returns the key with must as its Must: the words in error messages that say what the
+// value must be. It is for a key whose own words give only a range of numbers, but not what the
+// numbers mean.
 func (k Key[T]) Meaning(must string) Key[T] {
 	k.Must = must
 	return k
 }
 
-// Whole returns a key for a whole number from low to high. at points to the field of a T that has the value.
+// Whole returns a key for a whole number from low to high. at points to the field of a T that has
+// the value.
 func Whole[T any, N int | int32 | int64](name string, low, high N, at func(*T) *N) Key[T] {
 	return Key[T]{
 		Name: name, Must: "a whole number from " + show(float64(low)) + " to " + show(float64(high)),
@@ -35,7 +37,8 @@ func Whole[T any, N int | int32 | int64](name string, low, high N, at func(*T) *
 	}
 }
 
-// Number returns a key for a number from low to high. at points to the field of a T that has the value.
+// Number returns a key for a number from low to high. at points to the field of a T that has the
+// value.
 func Number[T any](name string, low, high float64, at func(*T) *float64) Key[T] {
 	return Key[T]{
 		Name: name, Must: "a number from " + show(low) + " to " + show(high),
@@ -47,8 +50,8 @@ func Number[T any](name string, low, high float64, at func(*T) *float64) Key[T] 
 	}
 }
 
-// Words returns a key whose value is one of these words. at points to the field of a T that has the value. value(i) is the value that
-// words[i] stands for.
+// Words returns a key whose value is one of these words. at points to the field of a T that has the
+// value. value(i) is the value that words[i] stands for.
 func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N, words ...string) Key[T] {
 	must := strings.Join(words, ", ")
 	if len(words) == 2 {
@@ -76,13 +79,14 @@ func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N
 	}
 }
 
-// Either returns a key whose value is one of two words: the word in no stands for false, the word in yes for true.
+// Either returns a key whose value is one of two words: the word in no stands for false, the word
+// in yes for true.
 func Either[T any](name, no, yes string, at func(*T) *bool) Key[T] {
 	return Words(name, at, func(i int) bool { return i == 1 }, no, yes)
 }
 
-// Or returns the key k with one more word, which stands for the value value, for example auto for -1. at points to the field of a T that
-// has the value.
+// Or returns the key k with one more word, which stands for the value value, for example auto for
+// -1. at points to the field of a T that has the value.
 func Or[T any, N comparable](k Key[T], word string, value N, at func(*T) *N) Key[T] {
 	with := k
 	with.Must = word + " or " + k.Must

@@ -1,5 +1,5 @@
-// Package namedargs reads and writes the notation for a policy and its settings, which is used in the config
-// file, in flags and on the admin listener: `name`, `name:key=value,key=value` or
+// Package namedargs reads and writes the notation for a policy and its settings, which is used in
+// the config file, in flags and on the admin listener: `name`, `name:key=value,key=value` or
 // `name:preset,key=value`.
 package namedargs
 
@@ -100,8 +100,8 @@ func namesOf[T any](keys []Key[T]) []string {
 	return names
 }
 
-// List splits a list of policies at its commas. An item that has `=` without a `:` before it is a setting of the policy
-// before it: "jsq,br0:window=4,theta=0" has two policies.
+// List splits a list of policies at its commas. An item that has `=` without a `:` before it is a
+// setting of the policy before it: "jsq,br0:window=4,theta=0" has two policies.
 func List(list string) []string {
 	var texts []string
 	for item := range strings.SplitSeq(list, ",") {

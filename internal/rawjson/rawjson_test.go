@@ -96,7 +96,8 @@ func FuzzUnquote(f *testing.F) {
 	})
 }
 
-// The text of an engine may be no JSON: an escape that JSON does not have becomes U+FFFD, and never another character.
+// The text of an engine may be no JSON: an escape that JSON does not have becomes U+FFFD, and never
+// another character.
 func TestEscapesThatJSONDoesNotHave(t *testing.T) {
 	for escaped, text := range map[string]string{
 		`\u00e4\u00E4`: "ää", `\ud83d\ude00`: "😀", `\ud83dx`: "\ufffdx",

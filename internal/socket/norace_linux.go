@@ -2,7 +2,8 @@
 
 package socket
 
-// Without the race detector, these functions do nothing. race_linux.go says what they tell the detector.
+// Without the race detector, these functions do nothing. race_linux.go says what they tell the
+// detector.
 
 func raceNoteWrite() {}
 

@@ -150,7 +150,8 @@ func TestAWriteThatIsBlockedEndsWithItsTime(t *testing.T) {
 	require.Less(t, n, len(huge))
 }
 
-// Without the pool it would be three for each of five turns. The race detector drops every fourth thing from a pool.
+// Without the pool it would be three for each of five turns. The race detector drops every fourth
+// thing from a pool.
 func TestATurnAllocatesNothing(t *testing.T) {
 	here, there := pair(t)
 	s, peer := Of(here), Of(there)

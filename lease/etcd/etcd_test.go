@@ -97,8 +97,8 @@ func TestCallsWhoseAnswerWasLost(t *testing.T) {
 	require.NoError(t, us.Release(ctx, first.Epoch), "it was read again")
 }
 
-// A proxy that gave a group up and claims it again finds the lease still its own, because its release got no answer. That release must not
-// take effect once the proxy goes on with the lease.
+// A proxy that gave a group up and claims it again finds the lease still its own, because its
+// release got no answer. That release must not take effect once the proxy goes on with the lease.
 func TestALateReleaseOfAnEarlierClaim(t *testing.T) {
 	c := server(t)
 	ctx := t.Context()

@@ -17,7 +17,8 @@ import (
 
 var noon = time.Unix(1_000_000, 0)
 
-// blocks are the keys of a prompt that begins like the one of the same seed, of 256 bytes and 64 tokens a block.
+// blocks are the keys of a prompt that begins like the one of the same seed, of 256 bytes and 64
+// tokens a block.
 func blocks(seed, n int) Prompt {
 	p := Prompt{Bytes: index.BlockBytes * n}
 	for i := range n {
@@ -51,8 +52,9 @@ func (e *engine) expect(hit *PredictedHit, p Prompt) (held int) {
 // holds is how many blocks of a prompt the candidate is thought to hold.
 func (e *engine) holds(p Prompt) int { return e.Blocks(e.Match(&p, &Lookup{}, noon), &p) }
 
-// A row is how a probe of four blocks ends on an engine of which nothing is known, and how many blocks of the same prompt it
-// is thought to hold while the probe runs, right after it, and ten minutes later.
+// A row is how a probe of four blocks ends on an engine of which nothing is known, and how many
+// blocks of the same prompt it is thought to hold while the probe runs, right after it, and ten
+// minutes later.
 func TestWhatAProbeLeavesInACache(t *testing.T) {
 	answered := func(prompt, cached int) func(*PredictedHit) {
 		return func(hit *PredictedHit) { hit.Answered(Usage{PromptTokens: prompt, CachedTokens: cached}, 0, 0, noon) }
@@ -81,8 +83,9 @@ func TestWhatAProbeLeavesInACache(t *testing.T) {
 	}
 }
 
-// A row is what an engine says it found of a prompt of which it was thought to hold all four blocks of 64 tokens, and how many
-// it is thought to hold then, before the prompt itself is in its cache again.
+// A row is what an engine says it found of a prompt of which it was thought to hold all four blocks
+// of 64 tokens, and how many it is thought to hold then, before the prompt itself is in its cache
+// again.
 func TestAnEngineThatHeldLessIsBelieved(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cached, held int
@@ -108,8 +111,8 @@ func TestAnEngineThatHeldLessIsBelieved(t *testing.T) {
 	}
 }
 
-// An engine that finds less than was predicted again and again holds less than it was told to; what is only being computed by
-// another probe says nothing about that.
+// An engine that finds less than was predicted again and again holds less than it was told to; what
+// is only being computed by another probe says nothing about that.
 func TestACapacityIsSuspected(t *testing.T) {
 	e, p := newEngine(t, 1_000_000), blocks(1, 4)
 	var first PredictedHit
@@ -172,7 +175,8 @@ func TestACapacityBoundsWhatIsPromised(t *testing.T) {
 	require.Zero(t, e.Held(), "its cache went with the old process")
 }
 
-// A row is a prompt, and how many tokens it is taken for by a model whose tokens were learned to have two bytes.
+// A row is a prompt, and how many tokens it is taken for by a model whose tokens were learned to
+// have two bytes.
 func TestTheLengthOfAPrompt(t *testing.T) {
 	c := New(index.Config{})
 	for range 1000 {
@@ -214,8 +218,8 @@ func TestTheClassOfAPromptIsTheDeepestThatItReaches(t *testing.T) {
 	}
 }
 
-// An engine that seems to come back while its events cannot be relied on may not have restarted. Its stream then goes on where it was,
-// and must name once more all blocks that were dropped.
+// An engine that seems to come back while its events cannot be relied on may not have restarted.
+// Its stream then goes on where it was, and must name once more all blocks that were dropped.
 func TestEventsNameAgainWhatASupposedRestartHasDropped(t *testing.T) {
 	engine, err := refengine.Start(refengine.Config{Role: refengine.Prefill, KVEvents: refengine.KVEvents{Address: "127.0.0.1:0"},
 		KV:      refengine.KV{PrefixCache: 100},

@@ -170,7 +170,8 @@ func BenchmarkCalibrationAdd(b *testing.B) {
 	}
 }
 
-// The first prefill of a new engine may take a minute, because the engine compiles. It does not hide the line of all others for long.
+// The first prefill of a new engine may take a minute, because the engine compiles. It does not
+// hide the line of all others for long.
 func TestAFirstPrefillThatTakesAMinuteHidesTheLineForAWhileOnly(t *testing.T) {
 	c := NewCalibration(policy.Latency{}, 500)
 	c.Add(Sample{New: 1000, Ms: 60_000})

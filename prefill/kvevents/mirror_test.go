@@ -21,8 +21,8 @@ func keysOf(tokens []int32, block int) []index.Key {
 	return h.Tokens(nil, scope.Root(index.Tokens, block), tokens[:len(tokens)/block*block], block)
 }
 
-// lookahead is an engine that hashes a block with the tokens that follow it, as vLLM 0.33 does with EAGLE (v1/core/kv_cache_utils.py,
-// get_request_block_hasher), and says what it stores and removes.
+// lookahead is an engine that hashes a block with the tokens that follow it, as vLLM 0.33 does with
+// EAGLE (v1/core/kv_cache_utils.py, get_request_block_hasher), and says what it stores and removes.
 type lookahead struct {
 	block, tokens int                  // of a block, and of those that follow it
 	held          map[string]index.Key // by what the hash is made of: the whole prompt up to there
@@ -119,8 +119,9 @@ func TestTheIndexHoldsWhatTheEngineHoldsUnderSeveralHashes(t *testing.T) {
 	})
 }
 
-// The frames are batches as the classes of vLLM 0.33.0 encode them (distributed/kv_events.py, with msgspec): two prompts share their first
-// block and go on in different ways, and one of the two hashes of that block is removed.
+// The frames are batches as the classes of vLLM 0.33.0 encode them (distributed/kv_events.py, with
+// msgspec): two prompts share their first block and go on in different ways, and one of the two
+// hashes of that block is removed.
 func TestBatchesOfVLLMWithTokensAhead(t *testing.T) {
 	text, err := os.ReadFile("testdata/vllm-0.33-lookahead.hex")
 	require.NoError(t, err)

@@ -32,8 +32,8 @@ func (h held) Unlock() {}
 
 func (h held) Cleared(index.Slot, index.Reason) { clear(h) }
 
-// TestRecordedEventsTellWhatTheEngineHolds follows the events of a real prefill engine with a cache of 90 blocks. The index has
-// to find the same prompts afterwards that the engine still held.
+// TestRecordedEventsTellWhatTheEngineHolds follows the events of a real prefill engine with a cache
+// of 90 blocks. The index has to find the same prompts afterwards that the engine still held.
 func TestRecordedEventsTellWhatTheEngineHolds(t *testing.T) {
 	const blockTokens, blocks = 32, 90
 	recorded, err := recording.KVEvents()
@@ -115,7 +115,8 @@ func promptOf(t *testing.T, r *recording.Recording) []int32 {
 	return answer.IDs
 }
 
-// The page of this engine's metrics says block_size 32, which is that of the layer with a sliding window.
+// The page of this engine's metrics says block_size 32, which is that of the layer with a sliding
+// window.
 func TestRecordedEventsOfAHybridModelHaveTheBlocksOfFullAttention(t *testing.T) {
 	text, err := os.ReadFile("testdata/vllm-0.32.0-gemma4.json")
 	require.NoError(t, err)

@@ -60,7 +60,8 @@ var scope = index.Scope{Model: "ref"}
 
 const engineBlock = 128
 
-// patience is how long a test waits for what takes milliseconds, unless the machine has much else to do.
+// patience is how long a test waits for what takes milliseconds, unless the machine has much else
+// to do.
 const patience = time.Minute
 
 func startRank(t *testing.T, c refengine.Config) *rank {
@@ -194,8 +195,8 @@ func TestARestartedEngineIsEmpty(t *testing.T) {
 	require.Empty(t, r.stream.Status().Failure)
 }
 
-// The publisher drops what a slow subscriber does not fetch; the next batch that it does not drop shows the gap,
-// and the replay fills it.
+// The publisher drops what a slow subscriber does not fetch; the next batch that it does not drop
+// shows the gap, and the replay fills it.
 func TestASlowSubscriberMissesNothing(t *testing.T) {
 	r := startRank(t, refengine.Config{KV: refengine.KV{PrefixCache: 100_000},
 		KVEvents: refengine.KVEvents{HWM: 2, Delay: 20 * time.Millisecond}}) // nothing is evicted

@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever order the calls on charges come in, an account holds what its charges weigh, each is released once, and the audit
-// counts each call that came too late.
+// Whatever order the calls on charges come in, an account holds what its charges weigh, each is
+// released once, and the audit counts each call that came too late.
 func TestEveryChargeHasOneEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := New(Config{KVThreshold: 0.9, Interval: time.Second})
@@ -120,7 +120,8 @@ func TestALostChargeIsDrift(t *testing.T) {
 	require.Zero(t, l.Audit().Drift)
 }
 
-// A row is three prompts of so many seconds each that were sent one second apart, of which so many were answered since.
+// A row is three prompts of so many seconds each that were sent one second apart, of which so many
+// were answered since.
 func TestWhenProbesEnd(t *testing.T) {
 	const s = time.Second
 	for name, tt := range map[string]struct {
@@ -174,7 +175,8 @@ func TestWhenProbesEnd(t *testing.T) {
 	}
 }
 
-// A row is which of three prompts is given up, and when. The prompts take two seconds each, and were sent one second apart.
+// A row is which of three prompts is given up, and when. The prompts take two seconds each, and
+// were sent one second apart.
 func TestAProbeThatIsGivenUpIsNoAnswer(t *testing.T) {
 	const s = time.Second
 	for name, tt := range map[string]struct {

@@ -101,7 +101,8 @@ func TestBreakEvenCountsWhatAHandoffTakes(t *testing.T) {
 	require.InDelta(t, 350, l.BreakEven(p, latency, 5*time.Millisecond), 1, "and 20 µs a token of the pull")
 }
 
-// A stream begins where an engine publishes, and ends with its rank, with its source, and at the end.
+// A stream begins where an engine publishes, and ends with its rank, with its source, and at the
+// end.
 func TestWhoPublishesIsFollowed(t *testing.T) {
 	l := New(1 << 20)
 	ranks := pair(true, true)
@@ -138,7 +139,8 @@ func TestWhoPublishesIsFollowed(t *testing.T) {
 	require.Zero(t, l.BlockTokens("m"))
 }
 
-// What answers have told of a rank is dropped once its events are precise, because they never name these blocks as removed.
+// What answers have told of a rank is dropped once its events are precise, because they never name
+// these blocks as removed.
 func TestPreciseEventsReplaceWhatAnswersTold(t *testing.T) {
 	engine, err := refengine.Start(refengine.Config{Role: refengine.Prefill, KVEvents: refengine.KVEvents{Address: "127.0.0.1:0"},
 		KV: refengine.KV{PrefixCache: 100}})

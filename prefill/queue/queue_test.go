@@ -341,7 +341,8 @@ func BenchmarkTheQueueOfManyKeys(b *testing.B) {
 	}
 }
 
-// A round in which every request is held ends, however many there are, and looks at some requests of each model.
+// A round in which every request is held ends, however many there are, and looks at some requests
+// of each model.
 func TestARoundOfHeldRequestsLooksAtEachLine(t *testing.T) {
 	q, lines := New[string](), []*line{}
 	for _, model := range []string{"a", "b", "c"} {
@@ -368,7 +369,8 @@ func TestARoundOfHeldRequestsLooksAtEachLine(t *testing.T) {
 	require.Len(t, looks, len(lines))
 }
 
-// Where one request says that its target takes none, the round looks at no other of that target, but at retries on their own.
+// Where one request says that its target takes none, the round looks at no other of that target,
+// but at retries on their own.
 func TestARoundPassesAllThatNameATargetThatIsClosed(t *testing.T) {
 	q := New[string]()
 	l := &line{q.ModelQueue("m")}
@@ -393,7 +395,8 @@ func TestARoundPassesAllThatNameATargetThatIsClosed(t *testing.T) {
 	}
 }
 
-// A round in which every request of every key is held looks at some keys beyond those that come first, but not at all of them.
+// A round in which every request of every key is held looks at some keys beyond those that come
+// first, but not at all of them.
 func TestARoundOfHeldRequestsLooksAtOtherKeys(t *testing.T) {
 	l := newLine()
 	for i := range 2 * keysDepth {

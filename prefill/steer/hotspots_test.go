@@ -165,7 +165,8 @@ func TestAClassThatIsPushedOutIsNotFilteredAnyMore(t *testing.T) {
 	require.Equal(t, OK, changes[len(changes)-1].To)
 }
 
-// After the wall clock was set back, the window has the requests of the last minute, and not of an hour.
+// After the wall clock was set back, the window has the requests of the last minute, and not of an
+// hour.
 func TestTheWindowMovesOnAfterTheClockWasSetBack(t *testing.T) {
 	h, now := NewHotspots(), time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	arrive := func(seconds int) {

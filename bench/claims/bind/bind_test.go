@@ -99,7 +99,8 @@ func TestVerdictsAreFound(t *testing.T) {
 			}
 		}
 	}
-	// As it was expected: one step is free, ten cost what they were foreseen to, and slots ahead give most of that back.
+	// As it was expected: one step is free, ten cost what they were foreseen to, and slots ahead give
+	// most of that back.
 	set(func(arm int, steps float64) (idle, tokens float64) {
 		idle, tokens = 0.1, 1000
 		if arm == lateKV || arm == arrivalKV {

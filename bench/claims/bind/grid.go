@@ -22,8 +22,8 @@ type part struct {
 	requests     int // of a seed; 0: as many as the fleet needs
 }
 
-// usual is what is run unless flags say otherwise: few ranks with everything, many ranks with what shows
-// whether they are another matter.
+// usual is what is run unless flags say otherwise: few ranks with everything, many ranks with what
+// shows whether they are another matter.
 var usual = []part{
 	{
 		[]string{"mooncake", "azure", "synth:code", "synth:lognormal", "synth:pareto"}, []int{8}, []int{16}, []string{closed, "0.9", "0.7"},
@@ -102,9 +102,9 @@ func (o options) scenarios() (all []*scenario) {
 	return all
 }
 
-// cell is the run of an arm with prefills of a length; its seed is still to be set. In a closed loop those
-// that are bound late are prefilled already, whatever it takes. Without a prefill, binding at arrival is
-// binding late: a test of bench/sim/decode holds it to the bit.
+// cell is the run of an arm with prefills of a length; its seed is still to be set. In a closed
+// loop those that are bound late are prefilled already, whatever it takes. Without a prefill,
+// binding at arrival is binding late: a test of bench/sim/decode holds it to the bit.
 func (s *scenario) cell(steps float64, arm int) cell {
 	if arms[arm].late() && s.load == closed {
 		steps = 0
@@ -117,8 +117,8 @@ func (s *scenario) cell(steps float64, arm int) cell {
 // runs says whether the arm is run with prefills of that length.
 func runs(steps float64, arm int) bool { return steps > 0 || arms[arm].late() }
 
-// cells are all runs, in the order in which they are run: whoever ends them early has all of the first seed
-// before the second.
+// cells are all runs, in the order in which they are run: whoever ends them early has all of the
+// first seed before the second.
 func (o options) cells() (all []cell) {
 	seen := map[cell]bool{}
 	most := 0

@@ -1,6 +1,6 @@
 // Command bind says what it costs to bind a request to a decode rank before its prefill, as some
-// connectors want it, and what of the gain over a balance by KV tokens is kept: the same requests in
-// the barrier simulator, bound late and at arrival, with prefills that take more and more steps.
+// connectors want it, and what of the gain over a balance by KV tokens is kept: the same requests
+// in the barrier simulator, bound late and at arrival, with prefills that take more and more steps.
 // The same program gives the same figures to the bit.
 package main
 
@@ -92,8 +92,8 @@ func numbers[N int | float64](list string, read func(string) (N, error)) (all []
 	return all, nil
 }
 
-// run runs what is not in the file of samples yet, and writes what was found. One that is ended writes what
-// there is.
+// run runs what is not in the file of samples yet, and writes what was found. One that is ended
+// writes what there is.
 func (o options) run(ctx context.Context, out, progress io.Writer) (err error) {
 	s, err := openSamples(o.samples)
 	if err != nil {
@@ -141,7 +141,8 @@ func (s *samples) fill(ctx context.Context, cells []cell, progress io.Writer) (m
 	return missing, nil
 }
 
-// write puts what was found into the page, and writes the CSV beside it and the figures, or prints all but these.
+// write puts what was found into the page, and writes the CSV beside it and the figures, or prints
+// all but these.
 func (b *book) write(out io.Writer) error {
 	if b.out == "" {
 		_, err := fmt.Fprintf(out, "%s\n%s", b.found(), b.csv())

@@ -126,7 +126,8 @@ var columns = []struct {
 	{"ttft_p99_ms", report.TTFTP99, 1, 0},
 }
 
-// csv has a row for each arm of each scenario. What is bound late in a closed loop has one, for all prefills.
+// csv has a row for each arm of each scenario. What is bound late in a closed loop has one, for all
+// prefills.
 func (b *book) csv() []byte {
 	var text bytes.Buffer
 	w := csv.NewWriter(&text)

@@ -34,8 +34,8 @@ var metrics = []report.Metric{
 	report.Failed,
 }
 
-// samples are what the runs gave. They are written to a file as they come, and a run that is in the file
-// is not run again: whoever ends the program loses one run.
+// samples are what the runs gave. They are written to a file as they come, and a run that is in the
+// file is not run again: whoever ends the program loses one run.
 type samples struct {
 	of   map[cell]report.Sample
 	file *os.File // nil: they are kept in memory only
@@ -46,7 +46,8 @@ type line struct {
 	Sample report.Sample `json:"sample"`
 }
 
-// openSamples reads the file, if there is one, and goes on at its end. Otherwise it makes the file and its folder.
+// openSamples reads the file, if there is one, and goes on at its end. Otherwise it makes the file
+// and its folder.
 func openSamples(path string) (*samples, error) {
 	s := &samples{of: map[cell]report.Sample{}}
 	if path == "" {
@@ -105,8 +106,8 @@ func (s *samples) add(c cell, m report.Metrics) error {
 	return err
 }
 
-// check runs one of the cells that are in the file already, and fails if it gives something else now:
-// then they are of another program, and would stand beside those of this one.
+// check runs one of the cells that are in the file already, and fails if it gives something else
+// now: then they are of another program, and would stand beside those of this one.
 func (s *samples) check(ctx context.Context, cells []cell) error {
 	for _, c := range cells {
 		was, ok := s.of[c]

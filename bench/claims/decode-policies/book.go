@@ -26,8 +26,8 @@ var blocks = []page.Block[*book]{
 	{Name: "claims", Title: "What should be seen", Tables: (*book).claims},
 }
 
-// compared are the policies of every table. Some tables have more: what only one of them is to show is
-// not simulated for the others.
+// compared are the policies of every table. Some tables have more: what only one of them is to show
+// is not simulated for the others.
 var compared = []string{"jsq", "jsq-kv", "pjsq-kv", "br0", "brh", "evenkeel"}
 
 var (

@@ -118,8 +118,8 @@ func (b *book) lookingAheadHelps() string {
 		"It need not with few ranks, where its figures are shown without a verdict.\n\n" + t.String()
 }
 
-// imbalanceGrows is the first half of line 3. The sum over more ranks grows by itself, so a rank's share
-// of it is judged.
+// imbalanceGrows is the first half of line 3. The sum over more ranks grows by itself, so a rank's
+// share of it is judged.
 func (b *book) imbalanceGrows() string {
 	sizes := b.sizes()
 	t := page.Markdown{Head: []string{"trace", "ranks", "grows least", "grows most", "verdict"}, Text: 2}
@@ -246,14 +246,15 @@ func (b *book) defaultHolds() string {
 		"time. All of that is judged on the figures as they stand here.\n\n" + t.String()
 }
 
-// published is what BalanceRoute's paper has on 8 ranks: by how much BR-H has less imbalance than BR-0, by who tells it how long answers
-// get (table 1, heavy load).
+// published is what BalanceRoute's paper has on 8 ranks: by how much BR-H has less imbalance than
+// BR-0, by who tells it how long answers get (table 1, heavy load).
 var published = []struct {
 	by                 string
 	proprietary, azure float64 // the trace of the first has prompts that recur
 }{{"survival", 0.78, 0.81}, {"exact", 0.70, 0.71}, {"oracle", 0.45, 0.65}}
 
-// lookingAheadAsPublished is line 6: what looking ahead brings in the paper's own forms of both policies.
+// lookingAheadAsPublished is line 6: what looking ahead brings in the paper's own forms of both
+// policies.
 func (b *book) lookingAheadAsPublished() string {
 	t := page.Markdown{Head: []string{
 		"closed loop", "lengths are told by", "imbalance of `brh:paper` / `br0:paper`", "paper", "tokens/s, %", "verdict",

@@ -1,10 +1,10 @@
-// Command decode-policies writes the tables of docs/results/decode-policies.md: decode policies side by
-// side on real and drawn traces in the barrier simulator, what BalanceRoute says they should show, and
-// how good the predictors are. A user may give other traces of the same formats in place of the two
-// embedded ones.
+// Command decode-policies writes the tables of docs/results/decode-policies.md: decode policies
+// side by side on real and drawn traces in the barrier simulator, what BalanceRoute says they
+// should show, and how good the predictors are. A user may give other traces of the same formats in
+// place of the two embedded ones.
 //
-// The same program gives the same tables to the bit; nothing outside the marked parts of the document
-// changes.
+// The same program gives the same tables to the bit; nothing outside the marked parts of the
+// document changes.
 package main
 
 import "evenkeel/bench/tools/policytables"

@@ -52,7 +52,8 @@ func TestTheTablesOfSomeLoads(t *testing.T) {
 	require.Equal(t, "1", j.longer())
 }
 
-// An engine's setting is the one with most tokens/s whose first tokens come early enough, or come first.
+// An engine's setting is the one with most tokens/s whose first tokens come early enough, or come
+// first.
 func TestTheBestSettingWithinALimit(t *testing.T) {
 	all := []tried{{side{setting{budget: 1}, false}, 100, 50}, {side{setting{budget: 2}, false}, 120, 80}, {side{setting{budget: 3}, false}, 90, 40}}
 	for limit, budget := range map[float64]int32{math.Inf(1): 2, 80: 2, 79: 1, 45: 3, 1: 3} {

@@ -1,5 +1,6 @@
-// Command deployments says what evenkeel gains in front of models on GPUs, beside what their engines do by themselves: loads that are
-// drawn at random are served by virtual ranks that step as those of each deployment. The same seed gives the same table to the bit.
+// Command deployments says what evenkeel gains in front of models on GPUs, beside what their
+// engines do by themselves: loads that are drawn at random are served by virtual ranks that step as
+// those of each deployment. The same seed gives the same table to the bit.
 package main
 
 import (
@@ -52,9 +53,10 @@ func parse(args []string) (o options, err error) {
 	return o, nil
 }
 
-// row is a deployment of the table. These were chosen before any of them was simulated: models that many serve, both engines, both kinds
-// of ranks, GPUs of each generation, and one with sparse attention. No decode rank is one of SGLang: its pairs need the rank before the
-// prefill, and how that is, the claim bind says.
+// row is a deployment of the table. These were chosen before any of them was simulated: models that
+// many serve, both engines, both kinds of ranks, GPUs of each generation, and one with sparse
+// attention. No decode rank is one of SGLang: its pairs need the rank before the prefill, and how
+// that is, the claim bind says.
 type row struct {
 	law  string
 	both bool // its ranks prefill and decode
@@ -124,8 +126,9 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-// playAgain plays the load with the least gain once more. On ranks that decode, less of the KV stays free for requests that grow. On
-// ranks that do both, the load lasts longer: where more comes than the ranks can do, the beginning and the end count for much.
+// playAgain plays the load with the least gain once more. On ranks that decode, less of the KV
+// stays free for requests that grow. On ranks that do both, the load lasts longer: where more comes
+// than the ranks can do, the beginning and the end count for much.
 func (j *judged) playAgain(ctx context.Context, seed uint64) (err error) {
 	number := j.worst().number
 	if j.both {

@@ -31,7 +31,8 @@ type judged struct {
 	changed string // with what
 }
 
-// ratios are what evenkeel has of a figure, as a share of what the engine has by itself. Loads that lack it are left out.
+// ratios are what evenkeel has of a figure, as a share of what the engine has by itself. Loads that
+// lack it are left out.
 func (j *judged) ratios(match int, m report.Metric) (all []float64) {
 	for _, p := range j.pairs[match] {
 		if x, y := p.ours[m], p.theirs[m]; x > 0 && y > 0 {
@@ -71,7 +72,8 @@ func (j *judged) longer() string {
 	return j.of(report.TTFTMean, func(x float64) bool { return x > 1.2 })
 }
 
-// fewer are those with over 2 % fewer tokens/s. Two runs of one policy differ by less on nearly all loads.
+// fewer are those with over 2 % fewer tokens/s. Two runs of one policy differ by less on nearly all
+// loads.
 func (j *judged) fewer() string {
 	return j.of(report.TokensPerS, func(x float64) bool { return x < 0.98 })
 }
@@ -86,7 +88,8 @@ func (j *judged) of(m report.Metric, is func(x float64) bool) string {
 	return fmt.Sprint(n)
 }
 
-// median is by how much some ratios are above 1. One load that is too much for its ranks moves a mean of times to the first token by much.
+// median is by how much some ratios are above 1. One load that is too much for its ranks moves a
+// mean of times to the first token by much.
 func median(ratios []float64, digits int) string {
 	ratios = slices.Sorted(slices.Values(ratios))
 	return fmt.Sprintf("%+.*f", digits, page.Rounded(100*(stats.Percentile(ratios, 0.5)-1), digits)+0) // no -0
@@ -126,7 +129,8 @@ func tables(all []judged, seed uint64) string {
 	return b.String()
 }
 
-// tuned is the table of the engines that prefill and decode, with the flags that were best on other loads.
+// tuned is the table of the engines that prefill and decode, with the flags that were best on other
+// loads.
 func tuned(all []judged) *page.Markdown {
 	m := &page.Markdown{Head: []string{
 		"flags of both", "tokens/s, %", "mean TTFT, %", "median", "TPOT p95, %", "the deployment", "flags of the engine alone",

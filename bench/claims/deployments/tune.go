@@ -40,8 +40,8 @@ func (b balance) String() string {
 	return [...]string{"round_robin", "total_requests", "total_tokens"}[b]
 }
 
-// asStarted is what an engine does without flags: vLLM 0.32 has 8,192 tokens in a rank's step on these GPUs, and SGLang 0.5.23
-// divides as many among the ranks of DP attention (server_args.py).
+// asStarted is what an engine does without flags: vLLM 0.32 has 8,192 tokens in a rank's step on
+// these GPUs, and SGLang 0.5.23 divides as many among the ranks of DP attention (server_args.py).
 func asStarted(e *laws.Entry) setting {
 	s := setting{budget: 8192, every: 1}
 	if e.Engine == "sglang" {
@@ -50,8 +50,9 @@ func asStarted(e *laws.Entry) setting {
 	return s
 }
 
-// The budgets that are tried. With 1,024, nearly all steps with prompts are small ones outside of CUDA graphs, and the laws have no
-// fixed time of such steps. So no setting is chosen by it, and it is shown apart.
+// The budgets that are tried. With 1,024, nearly all steps with prompts are small ones outside of
+// CUDA graphs, and the laws have no fixed time of such steps. So no setting is chosen by it, and it
+// is shown apart.
 var budgets = []int32{2048, 4096, 8192, 16384}
 
 const (
@@ -60,7 +61,8 @@ const (
 	passes      = 30 // of SGLang's delayer, its default
 )
 
-// settings are those that are tried for an engine, alone or behind evenkeel, which holds prompts itself.
+// settings are those that are tried for an engine, alone or behind evenkeel, which holds prompts
+// itself.
 func settings(e *laws.Entry, behind bool) (all []setting) {
 	for _, budget := range budgets {
 		for b := inTurn; b <= byTokens; b++ {
@@ -155,13 +157,15 @@ type plan struct {
 
 func (p *plan) all() []match { return []match{p.started, p.atTheirs, p.atOurs, p.small} }
 
-// tried is a side with the geometric means of what it made of the loads that settings are chosen on.
+// tried is a side with the geometric means of what it made of the loads that settings are chosen
+// on.
 type tried struct {
 	side
 	tokens, ttft float64
 }
 
-// best is the side with most tokens/s of those whose mean TTFT is not above the limit, or the one with the shortest TTFT if there is none.
+// best is the side with most tokens/s of those whose mean TTFT is not above the limit, or the one
+// with the shortest TTFT if there is none.
 func best(all []tried, limit float64) tried {
 	var most, soonest *tried
 	for i := range all {
@@ -238,8 +242,8 @@ func geometric(samples []report.Sample, m report.Metric) float64 {
 	return math.Exp(sum)
 }
 
-// prefillsToo plays a load to ranks that prefill and decode, so many times as long as such loads are, for each match. What two matches
-// have in common is played once.
+// prefillsToo plays a load to ranks that prefill and decode, so many times as long as such loads
+// are, for each match. What two matches have in common is played once.
 func prefillsToo(ctx context.Context, seed uint64, number int, e *laws.Entry, times float64, matches ...match) ([]pair, error) {
 	l := mixed.Served(seed, number, e)
 	l.Stays *= times

@@ -53,7 +53,8 @@ func TestWhatIsNoMeasurementIsRefused(t *testing.T) {
 	}
 }
 
-// No GPU is faster than its own memory: what was measured takes as long as reading and arithmetic do.
+// No GPU is faster than its own memory: what was measured takes as long as reading and arithmetic
+// do.
 func TestWhatThePageHasWasMeasured(t *testing.T) {
 	files, err := filepath.Glob("measured/*.jsonl")
 	require.NoError(t, err)

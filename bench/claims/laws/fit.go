@@ -17,8 +17,8 @@ type model struct {
 	masked          bool
 }
 
-// Routers by vLLM 0.33: FusedTopK and FusedTopKBias mask rows that pad; GroupedTopK routes them. Those of gpt-oss, Qwen3.5 and
-// Nemotron are inferred.
+// Routers by vLLM 0.33: FusedTopK and FusedTopKBias mask rows that pad; GroupedTopK routes them.
+// Those of gpt-oss, Qwen3.5 and Nemotron are inferred.
 var models = []model{
 	{"deepseek-ai/DeepSeek-V3", "MLA", false},
 	{"moonshotai/Kimi-K2-Instruct", "MLA", false},
@@ -117,7 +117,8 @@ func every() iter.Seq[deployment] {
 // mostOfLarger is how many times as long a part may take as the same part of the next larger step.
 const mostOfLarger = 3
 
-// consistent leaves out steps of which a part takes much longer than that of the next larger step: these were measured wrongly.
+// consistent leaves out steps of which a part takes much longer than that of the next larger step:
+// these were measured wrongly.
 func consistent(steps []point) (kept []point, left int) {
 	for i := range steps {
 		p := &steps[i]
@@ -141,8 +142,8 @@ func consistent(steps []point) (kept []point, left int) {
 	return kept, left
 }
 
-// decode fits the law of steps without prompts. Each part is fitted by itself: all parts are weighted alike, so their sum fits the
-// whole step.
+// decode fits the law of steps without prompts. Each part is fitted by itself: all parts are
+// weighted alike, so their sum fits the whole step.
 func decode(d deployment, steps []point) laws.Entry {
 	rows := func(p *point) []float64 { return []float64{1, float64(p.Rows)} }
 	own := fitPart(steps, func(p *point) []float64 { return append(rows(p), kv(p)) },
@@ -187,8 +188,8 @@ func prompt(steps []point) laws.Prompt {
 // sends names the all-to-all. Without one, engines gather all rows and scatter the sums.
 func sends(name string) string { return cmp.Or(name, "allgather_reducescatter") }
 
-// fitPart fits a part of steps by least squares, each error taken as a share of its whole step. No coefficient is negative: of all
-// choices of columns it takes the one that fits best.
+// fitPart fits a part of steps by least squares, each error taken as a share of its whole step. No
+// coefficient is negative: of all choices of columns it takes the one that fits best.
 func fitPart(steps []point, columns func(*point) []float64, y func(*point) float64) (best []float64) {
 	n := len(columns(&steps[0]))
 	best = make([]float64, n)

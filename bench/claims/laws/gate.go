@@ -22,8 +22,9 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// gate is the question whether it matters that evenkeel knows the form of the law: loads drawn at random are served under each form, by
-// the default policy that takes each form for true, and by the one that learns what it can.
+// gate is the question whether it matters that evenkeel knows the form of the law: loads drawn at
+// random are served under each form, by the default policy that takes each form for true, and by
+// the one that learns what it can.
 type gate struct {
 	seed  uint64
 	loads int // on decode ranks
@@ -34,8 +35,8 @@ type gate struct {
 // judgement is the seed of the tables in the page.
 const judgement = 20261212
 
-// What a policy knows: a form with its constants, or what it learns, with what its config may say of the constants. The first columns are
-// the forms.
+// What a policy knows: a form with its constants, or what it learns, with what its config may say
+// of the constants. The first columns are the forms.
 const (
 	learns      = len(step.Forms)
 	fromNothing = learns + 1 // what a request costs
@@ -58,7 +59,8 @@ var candidates = sync.OnceValue(func() []laws.Entry {
 // The groups of the gate, in ranks.
 const fewest, widest = 8, 32
 
-// in is a law in another form than its engine's. Prompts take as long as in whole steps that were published.
+// in is a law in another form than its engine's. Prompts take as long as in whole steps that were
+// published.
 func in(e *laws.Entry, form step.Form) *step.Law {
 	l := e.Served()
 	l.Form = form
@@ -242,7 +244,8 @@ func (g *gate) both(ctx context.Context, i int) (all outcomes, _ string, _ error
 	return all, text, nil
 }
 
-// ratios are a column's figures as multiples of those of the policy that takes the true form for true; above 1 is worse.
+// ratios are a column's figures as multiples of those of the policy that takes the true form for
+// true; above 1 is worse.
 func (s *study) ratios(all []outcomes, of, truth, column int) (list []float64) {
 	for i := range all {
 		x := all[i][truth][column][of] / all[i][truth][truth][of]

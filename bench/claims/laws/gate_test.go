@@ -11,8 +11,8 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// Two loads. The learner loses 10 % of the steps' time on one of them and nothing on the other; who takes another form for true loses 2 %
-// everywhere.
+// Two loads. The learner loses 10 % of the steps' time on one of them and nothing on the other; who
+// takes another form for true loses 2 % everywhere.
 func TestTheGateJudgesByTheWorstLoad(t *testing.T) {
 	all := make([]outcomes, 2)
 	for i := range all {
@@ -51,7 +51,8 @@ func TestTheGateJudgesByTheWorstLoad(t *testing.T) {
 	require.InEpsilon(t, own, step.UsualOwnPromptMs, 0.05)
 }
 
-// usualPrompts are the middle of the own parts of a token of a prompt, with experts as fast as they were in published runs.
+// usualPrompts are the middle of the own parts of a token of a prompt, with experts as fast as they
+// were in published runs.
 func usualPrompts() (share, own float64) {
 	var shares, owns []float64
 	for _, e := range laws.All() {

@@ -120,7 +120,8 @@ func install(ctx context.Context, cache string, out io.Writer) (env pyenv.Env, e
 	return env, env.Run(ctx, "python", args...)
 }
 
-// ask has the steps of all GPUs, as many GPUs at once as there are processors. Their order is always the same.
+// ask has the steps of all GPUs, as many GPUs at once as there are processors. Their order is
+// always the same.
 func ask(ctx context.Context, env pyenv.Env, out io.Writer) (all []point, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -38,7 +38,8 @@ func TestALawIsFoundInItsSteps(t *testing.T) {
 	require.ErrorIs(t, (&found{cells: l.cells[:2]}).fit(), errSingular)
 }
 
-// A reference engine with two ranks is measured over sockets. How long its steps last here is not asserted.
+// A reference engine with two ranks is measured over sockets. How long its steps last here is not
+// asserted.
 func TestAnEngineIsMeasured(t *testing.T) {
 	e, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", Slots: 8,
 		Steps: refengine.Steps{C0: 4 * time.Millisecond, CR: 100 * time.Microsecond}})

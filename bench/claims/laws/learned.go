@@ -57,7 +57,8 @@ func slot(steps uint64) (at int, ok bool) {
 	return at, at >= 0
 }
 
-// learnedOf plays a load of each kind under a truth, and says what the default policy learns of it; 0 where it was not played for so long.
+// learnedOf plays a load of each kind under a truth, and says what the default policy learns of it;
+// 0 where it was not played for so long.
 func (g *gate) learnedOf(ctx context.Context, i int, truth step.Form) (e lessons, _ error) {
 	law, l := g.onDecode(i)
 	plan := l.Plan([]string{"evenkeel"}, 0)

@@ -1,13 +1,15 @@
-// Command law measures what a step of engines that nobody else uses takes: against its requests, its KV tokens and the tokens of its
-// prompts. It sends requests of its own, on each rank as many, and fits `c0 + cr * requests + c1 * KV tokens` to the times between their
-// tokens; then prompts beside them, on one rank and on all.
+// Command law measures what a step of engines that nobody else uses takes: against its requests,
+// its KV tokens and the tokens of its prompts. It sends requests of its own, on each rank as many,
+// and fits `c0 + cr * requests + c1 * KV tokens` to the times between their tokens; then prompts
+// beside them, on one rank and on all.
 //
 //	go run ./bench/claims/laws -engine http://10.0.0.4:8000 -ranks 8 -requests 1,16,64 -contexts 512,4096,16384 -prompts 1024,4096,8192
 //
 // The engine's prefix cache should be off, and no prompt longer than what it computes in a step.
 //
-// Without arguments it makes the laws of bench/lab/laws and the tables of docs/results/laws.md, from times of kernels that NVIDIA measured;
-// then it holds them against what was measured on two GPUs (-check), and says what it is worth to know the form of a law (-gate).
+// Without arguments it makes the laws of bench/lab/laws and the tables of docs/results/laws.md,
+// from times of kernels that NVIDIA measured; then it holds them against what was measured on two
+// GPUs (-check), and says what it is worth to know the form of a law (-gate).
 package main
 
 import (
@@ -146,7 +148,8 @@ func (o *options) measure(ctx context.Context) error {
 				if o.most > 0 && n*(context+o.steps+o.steps/2) > o.most {
 					continue
 				}
-				// An answer has half as many tokens more than are measured, and half of it is there in the mean.
+				// An answer has half as many tokens more than are measured, and half of it is there in the
+				// mean.
 				c := cell{requests: n, kv: float64(n) * (float64(context) + 0.75*float64(o.steps))}
 				var err error
 				if c.ms, err = o.decode(ctx, n, context); err != nil {
@@ -182,7 +185,8 @@ func (o *options) measure(ctx context.Context) error {
 	return l.write(o.out, o)
 }
 
-// hold has n requests decode on each rank, and does something until all have ended. It returns what came of them.
+// hold has n requests decode on each rank, and does something until all have ended. It returns what
+// came of them.
 func (o *options) hold(ctx context.Context, n, prompt, output int, meanwhile func(ctx context.Context)) []*ranks.Answer {
 	var all sync.WaitGroup
 	var answers []*ranks.Answer
@@ -215,14 +219,16 @@ func (o *options) rank(i int) int {
 	return i
 }
 
-// decode is the time between two tokens while n requests with such a context decode on each rank, and nothing else happens.
+// decode is the time between two tokens while n requests with such a context decode on each rank,
+// and nothing else happens.
 func (o *options) decode(ctx context.Context, n, prompt int) (ms float64, err error) {
 	ms, _, _, _, err = ranks.Together(o.hold(ctx, n, prompt, o.steps+o.steps/2, func(context.Context) {}))
 	return ms, err
 }
 
-// prompt has prompts of so many tokens computed on some ranks at once, again and again, beside a few requests that decode. What their
-// tokens took longer meanwhile, the prompts cost. Rounds whose prompts did not end together are left out.
+// prompt has prompts of so many tokens computed on some ranks at once, again and again, beside a
+// few requests that decode. What their tokens took longer meanwhile, the prompts cost. Rounds whose
+// prompts did not end together are left out.
 func (o *options) prompt(ctx context.Context, l *found, tokens, on int) (p beside, err error) {
 	p.tokens, p.share = tokens, float64(on)/float64(o.ranks)
 	n, about := o.requests[0], o.contexts[0]
@@ -289,7 +295,8 @@ func newRound(prompts []ranks.Answer) (r round, err error) {
 	return r, nil
 }
 
-// longer is how much longer the tokens of an answer took while a round was computed; not ok: it began or ended meanwhile.
+// longer is how much longer the tokens of an answer took while a round was computed; not ok: it
+// began or ended meanwhile.
 func (r *round) longer(a *ranks.Answer, alone float64) (ms float64, ok bool) {
 	before, after := -1, -1
 	for i, c := range a.Chunks {

@@ -166,7 +166,8 @@ const chunk = 8192
 
 const deepSeek = "deepseek-ai/DeepSeek-V3"
 
-// Sources stand in the page. Where no law has as many ranks as the step that was published, those with fewer and with more stand.
+// Sources stand in the page. Where no law has as many ranks as the step that was published, those
+// with fewer and with more stand.
 var steps = []published{
 	{what: "a step of 72 H100, 256 requests with 2,000 tokens, ms", of: deployment{deepSeek, "sglang", "H100", 32}, low: 92, high: 92, requests: 256, context: 2000},
 	{what: "the same", of: deployment{deepSeek, "sglang", "H100", 64}, low: 92, high: 92, requests: 256, context: 2000},
@@ -181,8 +182,8 @@ var steps = []published{
 // differ is by how much a law may be off what is published before the page prints a range.
 const differ = 0.2
 
-// promptShares are how much of experts and sending is left of a prompt where what was published is true, by each of the published
-// tokens; 1 where the law is near enough.
+// promptShares are how much of experts and sending is left of a prompt where what was published is
+// true, by each of the published tokens; 1 where the law is near enough.
 func promptShares(all []laws.Entry) (shares []float64) {
 	for i := range steps {
 		s := &steps[i]

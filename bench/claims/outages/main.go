@@ -1,6 +1,7 @@
-// Command outages stages what goes wrong in fleets, with a proxy, engines and clients as processes of this machine, and
-// writes down what the live page says: after how many seconds, in which words, and how it looks. What is staged was
-// listed before the page was looked at, half of it by somebody who did not know the page (outage.by).
+// Command outages stages what goes wrong in fleets, with a proxy, engines and clients as processes
+// of this machine, and writes down what the live page says: after how many seconds, in which words,
+// and how it looks. What is staged was listed before the page was looked at, half of it by somebody
+// who did not know the page (outage.by).
 //
 //	go run ./bench/claims/outages                # make claim NAME=outages
 //	go run ./bench/claims/outages -only 3,7 -out "" -pictures out/outages

@@ -16,10 +16,12 @@ import (
 	"time"
 )
 
-// hosts is the file that tells the proxy where names lead. The proxy has a mount namespace of its own, in which this file is /etc/hosts.
+// hosts is the file that tells the proxy where names lead. The proxy has a mount namespace of its
+// own, in which this file is /etc/hosts.
 func (s *stage) hosts() string { return s.name + ".hosts" }
 
-// resolves says where a name leads from now on. The first call is to be made before the proxy starts, and has it see the file.
+// resolves says where a name leads from now on. The first call is to be made before the proxy
+// starts, and has it see the file.
 func (s *stage) resolves(name, address string) error {
 	// in place: the mount is of this file
 	err := os.WriteFile(s.world.File(s.hosts()), fmt.Appendf(nil, "127.0.0.1 localhost\n%s %s\n", address, name), 0o600)

@@ -22,8 +22,8 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// outages are staged in this order. The first five and the eleventh are from people who did not know the page; so are the next four, in
-// other words.
+// outages are staged in this order. The first five and the eleventh are from people who did not
+// know the page; so are the next four, in other words.
 var outages = []outage{
 	{
 		title: "A prefill engine gives out a wrong address",

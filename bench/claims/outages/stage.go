@@ -30,7 +30,8 @@ type outage struct {
 	begin         func(ctx context.Context, s *stage) error
 	mend          func(ctx context.Context, s *stage) error
 
-	// kind and engine of the metric evenkeel_incident within a minute; none: it has no series; empty: not looked at
+	// kind and engine of the metric evenkeel_incident within a minute; none: it has no series; empty:
+	// not looked at
 	labels string
 	pages  bool // the alert fires
 
@@ -364,7 +365,8 @@ func italic(text string) string {
 	return "*" + text + "*"
 }
 
-// camera takes one picture at a time. The browser is in another module, so that a program of that module takes it.
+// camera takes one picture at a time. The browser is in another module, so that a program of that
+// module takes it.
 type camera struct {
 	sync.Mutex
 	folder string

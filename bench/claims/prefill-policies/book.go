@@ -53,7 +53,8 @@ type scenario struct {
 	slow     float64
 }
 
-// What the engines are where a scenario says nothing else: how many, and the tokens that each one's cache holds.
+// What the engines are where a scenario says nothing else: how many, and the tokens that each one's
+// cache holds.
 const (
 	engines  = 8
 	capacity = 1_000_000

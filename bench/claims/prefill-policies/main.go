@@ -1,9 +1,9 @@
-// Command prefill-policies writes the tables of docs/results/prefill-policies.md: prefill policies side by
-// side on real and drawn traces, at several loads, and what is promised of the default. A user may give
-// other traces of the same formats in place of the two embedded ones.
+// Command prefill-policies writes the tables of docs/results/prefill-policies.md: prefill policies
+// side by side on real and drawn traces, at several loads, and what is promised of the default. A
+// user may give other traces of the same formats in place of the two embedded ones.
 //
-// The same program gives the same tables to the bit; nothing outside the marked parts of the document
-// changes.
+// The same program gives the same tables to the bit; nothing outside the marked parts of the
+// document changes.
 package main
 
 import "evenkeel/bench/tools/policytables"

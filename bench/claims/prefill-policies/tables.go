@@ -9,8 +9,9 @@ import (
 	"evenkeel/bench/tools/policytables"
 )
 
-// The scenarios of each table, on one trace: loads, engines that also decode, attention over long prompts, an
-// engine that is slower, caches of other sizes and told wrongly, a burst of one class, and probes held back.
+// The scenarios of each table, on one trace: loads, engines that also decode, attention over long
+// prompts, an engine that is slower, caches of other sizes and told wrongly, a burst of one class,
+// and probes held back.
 func loadsOn(s *policytables.Source) []scenario {
 	return each(loads, func(x float64) scenario { return scenario{on: s, load: x} })
 }
@@ -229,8 +230,9 @@ func (b *book) claimsOfAllRows() string {
 	return "**all tables**\n\n" + t.String()
 }
 
-// headline is what LMetric's paper (arXiv 2603.15202) says of real workloads: by how much its mean TTFT and TPOT are less than those of
-// vLLM's router and of a scheduler in production, in whose place Bailian's stands.
+// headline is what LMetric's paper (arXiv 2603.15202) says of real workloads: by how much its mean
+// TTFT and TPOT are less than those of vLLM's router and of a scheduler in production, in whose
+// place Bailian's stands.
 func (b *book) headline(t *page.Markdown) {
 	for _, h := range []struct {
 		rival, what string

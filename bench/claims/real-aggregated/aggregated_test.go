@@ -89,7 +89,8 @@ func TestTheLawOfTheStepIsFound(t *testing.T) {
 	require.Equal(t, "{c0_ms: 12, c1_ms: 0.004, request_ms: 0, own_prefill_ms: 0.19, shared_prefill_ms: 0.15}", l.config())
 }
 
-// While prompts are only computed on one rank at a time, nothing tells what ranks compute by themselves from what they share.
+// While prompts are only computed on one rank at a time, nothing tells what ranks compute by
+// themselves from what they share.
 func TestTermsThatNothingTellsApartAreOne(t *testing.T) {
 	steps := made(law{of: [terms]float64{c0: 12, c1: 0.004, pl: 0.2, ps: 0.2}}, 3000)
 	for i := range steps {

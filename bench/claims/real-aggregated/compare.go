@@ -71,7 +71,8 @@ func (r *run) String() string {
 	return s
 }
 
-// learn has the engines serve a list without evenkeel, and fits the law to all that they have done by then.
+// learn has the engines serve a list without evenkeel, and fits the law to all that they have done
+// by then.
 func (w *site) learn(ctx context.Context) error {
 	for i := range w.engines {
 		if _, err := w.play(ctx, variant{theirs, i}, w.closed(w.draw(-1)[:min(40, w.Requests)])); err != nil {
@@ -135,7 +136,8 @@ func (w *site) compare(ctx context.Context) (closed, open [][]*run, err error) {
 // perSecond is how many requests per second a run served.
 const perSecond report.Metric = "requests_per_s"
 
-// base is the variant that the others are compared with: vLLM's own balancing at the first engine, or what is first.
+// base is the variant that the others are compared with: vLLM's own balancing at the first engine,
+// or what is first.
 func base(list []variant) int { return max(0, slices.Index(list, variant{theirs, 0})) }
 
 // play has a variant serve a list, with an evenkeel that is new.
@@ -183,7 +185,8 @@ var columns = []struct {
 	{together, "both prefill, %", 100, 1, false},
 }
 
-// writeRuns prints the variants beside each other, and each compared with the base of its own round.
+// writeRuns prints the variants beside each other, and each compared with the base of its own
+// round.
 func writeRuns(out io.Writer, rounds [][]*run, o options) {
 	var list []variant
 	for _, r := range rounds[0] {

@@ -37,7 +37,8 @@ const (
 	watcherOutput = 1000
 )
 
-// delay is what the tokens of rank 1 had to wait, in ms, once for each token stream and each repeat.
+// delay is what the tokens of rank 1 had to wait, in ms, once for each token stream and each
+// repeat.
 type delay struct {
 	disturbance
 	interval int

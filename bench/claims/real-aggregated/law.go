@@ -15,8 +15,8 @@ import (
 // term is a coefficient of the law, in ms.
 type term int
 
-// The law: step = c0 + the largest of the ranks' (c1 * KV tokens + cr * requests + pl * prompt tokens) + ps * the prompt
-// tokens of all ranks / ranks.
+// The law: step = c0 + the largest of the ranks' (c1 * KV tokens + cr * requests + pl * prompt
+// tokens) + ps * the prompt tokens of all ranks / ranks.
 const (
 	c0 term = iota
 	c1
@@ -117,7 +117,8 @@ func (l *law) regress(steps []step, use []term) (stats.Regression, bool) {
 	return stats.Regress(rows, y)
 }
 
-// weakest is the column of the term that is the least sure, or 0 if all are sure. The constant always stays.
+// weakest is the column of the term that is the least sure, or 0 if all are sure. The constant
+// always stays.
 func weakest(r stats.Regression) (at int) {
 	least := float64(sure)
 	for i := 1; i < len(r.Of); i++ {

@@ -1,7 +1,8 @@
-// Command aggregated measures a real engine whose ranks prefill and decode, and what evenkeel makes of it by sending prompts
-// in rounds: vLLM with a MoE model on two data-parallel ranks, each bound to a core, so that it runs on any machine with two
-// cores and Python. First a prompt on one rank delays the tokens of the other, which shows the law of the step. Then every
-// policy gets the same lists of requests, in turns, and so does vLLM's own balancing.
+// Command aggregated measures a real engine whose ranks prefill and decode, and what evenkeel makes
+// of it by sending prompts in rounds: vLLM with a MoE model on two data-parallel ranks, each bound
+// to a core, so that it runs on any machine with two cores and Python. First a prompt on one rank
+// delays the tokens of the other, which shows the law of the step. Then every policy gets the same
+// lists of requests, in turns, and so does vLLM's own balancing.
 package main
 
 import (

@@ -14,8 +14,8 @@ import (
 // budget is how many tokens of a rank a step computes.
 const budget = 512
 
-// intervals are the engine's --prefill-schedule-interval: each has an engine of its own. An engine without requests computes
-// nothing, so that both can run on the same cores.
+// intervals are the engine's --prefill-schedule-interval: each has an engine of its own. An engine
+// without requests computes nothing, so that both can run on the same cores.
 var intervals = [...]int{1, 2}
 
 // site is the engines, and evenkeel in front of them.
@@ -80,7 +80,8 @@ func (w *site) allSteps() (all []step, err error) {
 	return all, nil
 }
 
-// serve starts evenkeel with a policy in front of an engine. It knows the law that was measured first.
+// serve starts evenkeel with a policy in front of an engine. It knows the law that was measured
+// first.
 func (w *site) serve(ctx context.Context, policy string, engine int) (*testbed.Proxy, error) {
 	p := w.Proxies("evenkeel")[0]
 	return p, p.ServeWith(ctx, fmt.Sprintf(`listen: %q

@@ -59,8 +59,8 @@ func read(log []byte) (list []told, err error) {
 	return list, nil
 }
 
-// join makes steps of what the ranks wrote down. A step lasts until the next one begins, and the last one of a wave until all
-// ranks have ended it. A step in which no rank did anything is none.
+// join makes steps of what the ranks wrote down. A step lasts until the next one begins, and the
+// last one of a wave until all ranks have ended it. A step in which no rank did anything is none.
 func join(logs [ranks.Count][]byte) (steps []step, err error) {
 	type whole struct {
 		number
@@ -111,7 +111,8 @@ func within(steps []step, from, to time.Time) []step {
 	return steps[at(from):max(at(from), at(to))]
 }
 
-// shares are of the time of steps: in how much of it one rank alone computed a prompt, and in how much all ranks did.
+// shares are of the time of steps: in how much of it one rank alone computed a prompt, and in how
+// much all ranks did.
 func shares(steps []step) (alone, together float64) {
 	var all, one, every time.Duration
 	for i := range steps {

@@ -16,7 +16,8 @@ import (
 	"evenkeel/engine"
 )
 
-// surveyed is what a survey saw of the engine while that balanced its ranks itself, and what its own log of steps says.
+// surveyed is what a survey saw of the engine while that balanced its ranks itself, and what its
+// own log of steps says.
 type surveyed struct {
 	found *survey.Finding
 	steps []step

@@ -11,8 +11,9 @@ import (
 	"evenkeel/bench/lab/trial"
 )
 
-// trial has evenkeel's own command play its short form to the first engine, as somebody would who has such ranks. It is not
-// measured there: the figures of seconds say nothing. It must tell everything, and have an answer for each request.
+// trial has evenkeel's own command play its short form to the first engine, as somebody would who
+// has such ranks. It is not measured there: the figures of seconds say nothing. It must tell
+// everything, and have an answer for each request.
 func (w *site) trial(ctx context.Context, out io.Writer) error {
 	file := w.File("trial.json")
 	cmd := exec.CommandContext(ctx, w.Binary, "survey", "--trial", "--short", "--engines", w.engines[0].URL, "--out", file)

@@ -35,7 +35,8 @@ var blocks = []page.Block[*book]{
 // book has all that was simulated, each once.
 type book struct{ *policytables.Book }
 
-// place is a scenario on engines of a preset. A scenario may be a variant: "skew, 300 ms between turns".
+// place is a scenario on engines of a preset. A scenario may be a variant: "skew, 300 ms between
+// turns".
 type place struct{ scenario, preset string }
 
 func (p place) String() string { return p.scenario + " on " + p.preset }

@@ -16,7 +16,8 @@ import (
 // aheads are the default as it is, and without sending ahead.
 var aheads = []string{"evenkeel", "evenkeel:ahead=false"}
 
-// spares are how many requests more than slots the engines may run. The first ones pull at once, whatever runs.
+// spares are how many requests more than slots the engines may run. The first ones pull at once,
+// whatever runs.
 var spares = []int{-1, 0, 1, 2, 4, 8}
 
 // ahead says what sending ahead gains on engines that pull as vLLM does.

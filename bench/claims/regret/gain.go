@@ -12,7 +12,8 @@ import (
 // rivals are whom people ask about: what they run today. Of the first one more is shown.
 var rivals = []string{vllmOwn, sglangOwn, "jsq-kv"}
 
-// kvShares are the limits of the classes by the share of a step that reading KV takes on the fullest rank.
+// kvShares are the limits of the classes by the share of a step that reading KV takes on the
+// fullest rank.
 var kvShares = []float64{0, 0.1, 0.3, 1}
 
 // gains is by how much the default beats what people run, by the kind of load.
@@ -96,6 +97,6 @@ func (t *trials) gain(m *page.Markdown, name string, loads []int) {
 	m.Add(row...)
 }
 
-// lost is the share of the tokens/s by which the default must be behind on a load, to have lost there. Two runs of one policy differ by
-// less on nearly all loads.
+// lost is the share of the tokens/s by which the default must be behind on a load, to have lost
+// there. Two runs of one policy differ by less on nearly all loads.
 const lost = 0.02

@@ -26,14 +26,16 @@ import (
 	"evenkeel/bench/tools/page"
 )
 
-// set is what the best is taken of: the policies with a guard, under which no request waits for ever.
+// set is what the best is taken of: the policies with a guard, under which no request waits for
+// ever.
 var set = []string{"br0", "br0:window=64", "brh", "brh:window=64", "evenkeel"}
 
-// beside the set are what people run, BalanceRoute's own form, and the default without some of its parts.
+// beside the set are what people run, BalanceRoute's own form, and the default without some of its
+// parts.
 var beside = []string{vllmOwn, sglangOwn, "jsq-kv", "br0:paper", "evenkeel:ahead=false", "evenkeel:hold=0", "evenkeel:requests=false"}
 
-// What engines do by themselves, or a router that counts requests: vLLM gives a request to the rank with fewest, SGLang to one after
-// the other.
+// What engines do by themselves, or a router that counts requests: vLLM gives a request to the rank
+// with fewest, SGLang to one after the other.
 const vllmOwn, sglangOwn = "jsq", "rr"
 
 // judgement is the seed of the tables in the docs. Policies are developed on other ones.
@@ -176,7 +178,8 @@ func (t *trials) tryLoad(ctx context.Context, i int) error {
 	return nil
 }
 
-// write puts the tables into a page, and the plot into the folder img beside the folder of the page.
+// write puts the tables into a page, and the plot into the folder img beside the folder of the
+// page.
 func (t *trials) write(path string) error {
 	picture, err := t.plot()
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// lowest says how far the lowest of three rows of the table in docs/fit.md is from what a load really gains. For each load the rows
-// are made of the other ones.
+// lowest says how far the lowest of three rows of the table in docs/fit.md is from what a load
+// really gains. For each load the rows are made of the other ones.
 func (o options) lowest(ctx context.Context) (string, error) {
 	t := &trials{seed: o.seed, policies: append(slices.Clone(rivals), "evenkeel")}
 	for i := range o.loads {
@@ -83,7 +83,8 @@ func (t *trials) expected(rival string) (told, really []float64) {
 	return told, really
 }
 
-// rowsOf are the three rows that somebody with this load reads: those of the prompts, of the ranks and of the share of KV.
+// rowsOf are the three rows that somebody with this load reads: those of the prompts, of the ranks
+// and of the share of KV.
 func (t *trials) rowsOf(load, vllm int) (rows []func(int) bool) {
 	for _, c := range draw.Classes() {
 		if (strings.HasPrefix(c.Name, "prompts") || strings.HasPrefix(c.Name, "ranks")) && c.Has(t.loads[load]) {

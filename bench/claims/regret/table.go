@@ -206,7 +206,8 @@ func (t *trials) aims() []aim {
 	}
 }
 
-// closedMedian is a policy's median time to the first token in closed loops, as a multiple of that under jsq-kv, load by load.
+// closedMedian is a policy's median time to the first token in closed loops, as a multiple of that
+// under jsq-kv, load by load.
 func (t *trials) closedMedian(policy int) []float64 {
 	out := make([]float64, len(t.loads))
 	beside := slices.Index(t.policies, "jsq-kv")

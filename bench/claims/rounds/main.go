@@ -1,6 +1,7 @@
-// Command rounds says what it is worth to hold prompts until several ranks compute one in the same steps: loads whose
-// every property is drawn are served by virtual ranks that prefill and decode behind one barrier, under policies that
-// know the same. The same seeds give the same tables to the bit.
+// Command rounds says what it is worth to hold prompts until several ranks compute one in the same
+// steps: loads whose every property is drawn are served by virtual ranks that prefill and decode
+// behind one barrier, under policies that know the same. The same seeds give the same tables to the
+// bit.
 package main
 
 import (

@@ -45,17 +45,19 @@ func policies() []mixed.Contender {
 	}
 }
 
-// fewTokens are fewer in a step of a rank than most loads have: what one flag of the engine changes.
+// fewTokens are fewer in a step of a rank than most loads have: what one flag of the engine
+// changes.
 const fewTokens = 2048
 
-// whatever is so much patience that it does not matter how many wait for their first token: prompts are held for a quarter of what they
-// spare, as they were before that mattered.
+// whatever is so much patience that it does not matter how many wait for their first token: prompts
+// are held for a quarter of what they spare, as they were before that mattered.
 const whatever = 100
 
 // set is how many of them the best is taken of.
 const set = 6
 
-// base is what the others are held against, and beside is the second one of which no load may lose much.
+// base is what the others are held against, and beside is the second one of which no load may lose
+// much.
 const (
 	base   = 0
 	beside = 1

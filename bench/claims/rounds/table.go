@@ -61,7 +61,8 @@ func (t *trials) ofTheBest(p int) spread {
 	return over(all)
 }
 
-// ofBases are a policy's tokens/s as a share of those of vLLM's own balancing or of least tokens, whichever makes more.
+// ofBases are a policy's tokens/s as a share of those of vLLM's own balancing or of least tokens,
+// whichever makes more.
 func (t *trials) ofBases(p int) spread {
 	var all []float64
 	for i := range t.loads {

@@ -74,7 +74,8 @@ func TestMirror(t *testing.T) {
 	require.Contains(t, string(data), `"mean_relative":0.0`)
 }
 
-// What the proxy believes of a rank has the requests of other proxies, and the parts of those that an engine runs on any of its ranks.
+// What the proxy believes of a rank has the requests of other proxies, and the parts of those that
+// an engine runs on any of its ranks.
 func TestTheMirrorHasWhatOthersHold(t *testing.T) {
 	steps := stepsOf(t, wall, [2]int{150, 250}, [2]int{200, 400})
 	s := &policy.Snapshot{Workers: []policy.Worker{

@@ -1,6 +1,6 @@
-// Package laws has the laws of steps of models on GPUs, by model, engine, GPU and number of ranks. They are fitted to the times of
-// kernels, and most of these are measured ones: docs/results/laws.md says how, and how far off they are. `make claim NAME=laws`
-// writes laws.json.
+// Package laws has the laws of steps of models on GPUs, by model, engine, GPU and number of ranks.
+// They are fitted to the times of kernels, and most of these are measured ones:
+// docs/results/laws.md says how, and how far off they are. `make claim NAME=laws` writes laws.json.
 package laws
 
 import (
@@ -37,7 +37,8 @@ type Entry struct {
 	Prompt Prompt `json:"prompt,omitzero"`
 }
 
-// Prompt is what steps take that compute prompts only, one of them on each rank. The zero Prompt is not known.
+// Prompt is what steps take that compute prompts only, one of them on each rank. The zero Prompt is
+// not known.
 type Prompt struct {
 	AllToAll string  `json:"all_to_all"`
 	C0Ms     float64 `json:"c0_ms"`
@@ -47,8 +48,9 @@ type Prompt struct {
 	Fit      Fit     `json:"fit"`
 }
 
-// Published is what part of a prompt's experts and sending is left where whole steps that were published are right, and not the times of
-// kernels (docs/results/laws.md): these have nothing that overlaps, and no experts that are balanced.
+// Published is what part of a prompt's experts and sending is left where whole steps that were
+// published are right, and not the times of kernels (docs/results/laws.md): these have nothing that
+// overlaps, and no experts that are balanced.
 const Published = 0.46
 
 // Fit is how well a law fits the steps that it was made of.
@@ -62,7 +64,8 @@ type Fit struct {
 	Experts float64 `json:"experts_measured"`
 }
 
-// leastMeasured is the share of a part from which it counts as measured. Norms and activations never are.
+// leastMeasured is the share of a part from which it counts as measured. Norms and activations
+// never are.
 const leastMeasured = 0.8
 
 // Estimated are the parts that were not measured.
@@ -100,17 +103,20 @@ func All() []Entry { return slices.Clone(file().Laws) }
 // Source is what they were made of.
 func Source() string { return file().Source }
 
-// Name is how people call a law: MODEL,ENGINE,GPU,RANKS. The model stands without the organisation that made it.
+// Name is how people call a law: MODEL,ENGINE,GPU,RANKS. The model stands without the organisation
+// that made it.
 func (e *Entry) Name() string {
 	return fmt.Sprintf("%s,%s,%s,%d", e.Model[strings.LastIndexByte(e.Model, '/')+1:], e.Engine, e.GPU, e.Ranks)
 }
 
-// Level is how long a decode step takes where each rank has so many requests and KV tokens, and none is padded.
+// Level is how long a decode step takes where each rank has so many requests and KV tokens, and
+// none is padded.
 func (e *Entry) Level(requests, kv float64) float64 {
 	return e.C0Ms + e.C1Ms*kv + (e.OwnMs+e.MostMs+e.MeanMs)*requests
 }
 
-// Level is how long a step takes where each rank computes so many tokens of prompts, and nothing else.
+// Level is how long a step takes where each rank computes so many tokens of prompts, and nothing
+// else.
 func (p *Prompt) Level(tokens float64) float64 {
 	return p.C0Ms + (p.OwnMs+p.MostMs+p.MeanMs)*tokens
 }
@@ -126,7 +132,8 @@ func (e *Entry) Law() step.Law {
 	return l
 }
 
-// Served is the law of decode steps with prompts in them, as whole steps that were published have it.
+// Served is the law of decode steps with prompts in them, as whole steps that were published have
+// it.
 func (e *Entry) Served() step.Law {
 	l := e.Law()
 	l.SharedPromptMs *= Published
@@ -147,8 +154,8 @@ func (e *Entry) EngineTitle() string {
 	return "vLLM"
 }
 
-// Balances is the policy that is nearest to what the engine does by itself with requests for one address: vLLM gives each to the rank with
-// the fewest, and SGLang takes the ranks in turn.
+// Balances is the policy that is nearest to what the engine does by itself with requests for one
+// address: vLLM gives each to the rank with the fewest, and SGLang takes the ranks in turn.
 func (e *Entry) Balances() string {
 	if e.Engine == "sglang" {
 		return "rr"
@@ -169,10 +176,12 @@ func (e *Entry) Form() step.Form {
 	return step.Unmasked
 }
 
-// largest is the largest size that both engines capture on these GPUs, unless they are told otherwise.
+// largest is the largest size that both engines capture on these GPUs, unless they are told
+// otherwise.
 const largest = 512
 
-// sizes are those that the engine captures. SGLang 0.5.23 has 12 beside those of vLLM (server_args.py).
+// sizes are those that the engine captures. SGLang 0.5.23 has 12 beside those of vLLM
+// (server_args.py).
 func (e *Entry) sizes() []int {
 	switch {
 	case !e.Graphs:

@@ -81,7 +81,8 @@ func TestWhichFormALawHas(t *testing.T) {
 	require.Equal(t, []int{1, 2, 4, 8, 12, 16, 24}, sglang.Law().Sizes[:7])
 }
 
-// A prompt costs its own part on its rank, the rest by the mean, and what it takes at once only beyond a step that runs anyway.
+// A prompt costs its own part on its rank, the rest by the mean, and what it takes at once only
+// beyond a step that runs anyway.
 func TestPromptsOfALaw(t *testing.T) {
 	e := Entry{Engine: "vllm", C0Ms: 20, Prompt: Prompt{C0Ms: 23, OwnMs: 0.05, MostMs: 0.02, MeanMs: 0.1, Fit: Fit{Steps: 5}}}
 	l := e.Law()

@@ -60,8 +60,9 @@ type Config struct {
 	dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the network; a test has pipes
 }
 
-// Own sends request i of the caller's own to a server, judges the answer, and says how the request ended. The detail is for people, of one
-// that did not end well. What a Config says of requests and answers does not apply.
+// Own sends request i of the caller's own to a server, judges the answer, and says how the request
+// ended. The detail is for people, of one that did not end well. What a Config says of requests and
+// answers does not apply.
 type Own func(ctx context.Context, url string, i int) (kind Kind, detail string)
 
 // Progress counts requests so far. Total is 0 when only Duration ends the run.

@@ -1,5 +1,6 @@
-// Package refclient has what tests in front of reference engines share, whether a whole proxy serves there or its parts: clients that judge
-// every answer, the engines' own accounts, and an oracle that finds engines.
+// Package refclient has what tests in front of reference engines share, whether a whole proxy
+// serves there or its parts: clients that judge every answer, the engines' own accounts, and an
+// oracle that finds engines.
 package refclient
 
 import (
@@ -36,12 +37,13 @@ const (
 	ResponsesPath  = "/v1/responses"
 )
 
-// Patience is how long a test waits for what should be there in milliseconds: nobody waits so long but on a machine that has much else to
-// do.
+// Patience is how long a test waits for what should be there in milliseconds: nobody waits so long
+// but on a machine that has much else to do.
 const Patience = time.Minute
 
-// Main runs tests that wait more than they compute, and holds that no goroutine is left. So many run at once; under the race detector
-// fewer, which would run into each other's deadlines otherwise.
+// Main runs tests that wait more than they compute, and holds that no goroutine is left. So many
+// run at once; under the race detector fewer, which would run into each other's deadlines
+// otherwise.
 func Main(m *testing.M, parallel, raced int) {
 	if race.Enabled {
 		parallel = raced
@@ -117,9 +119,10 @@ func (c *Client) Do(req *http.Request) Reply {
 
 const thinkTime = 20 * time.Millisecond
 
-// KeepAsking has so many clients ask one request after the other, each of which must be answered right, until stop, which waits for the
-// last and says how many there were. The end of the test stops them, too. Each client waits for thinkTime after an answer: without it, the
-// clients take all of the machine's cores, and what they run beside becomes slow.
+// KeepAsking has so many clients ask one request after the other, each of which must be answered
+// right, until stop, which waits for the last and says how many there were. The end of the test
+// stops them, too. Each client waits for thinkTime after an answer: without it, the clients take
+// all of the machine's cores, and what they run beside becomes slow.
 func (c *Client) KeepAsking(clients int) (stop func() int64) {
 	over := make(chan struct{})
 	var load sync.WaitGroup
@@ -149,7 +152,8 @@ func (c *Client) KeepAsking(clients int) (stop func() int64) {
 	return stop
 }
 
-// Endless starts a stream that does not end by itself and returns, once its first event is there, what makes its client leave.
+// Endless starts a stream that does not end by itself and returns, once its first event is there,
+// what makes its client leave.
 func (c *Client) Endless(header ...string) (leave func()) {
 	c.Helper()
 	ctx, cancel := context.WithCancel(c.Context())
@@ -206,7 +210,8 @@ func (c *Client) SendTo(path, body string, header ...string) (leave, wait func()
 	return leave, wait
 }
 
-// Judge asks and fails if what came is wrong, or looks whole and is not. It says "right", or what the client was told.
+// Judge asks and fails if what came is wrong, or looks whole and is not. It says "right", or what
+// the client was told.
 func (c *Client) Judge(prompt, more string, header ...string) string {
 	c.Helper()
 	var all []uint64 // answers: without a seed, and those of two seeds
@@ -247,7 +252,8 @@ func (c *Client) Judge(prompt, more string, header ...string) string {
 	return "right"
 }
 
-// Judging has Judge ask, and gives what it says. The channel is closed without a verdict if it fails.
+// Judging has Judge ask, and gives what it says. The channel is closed without a verdict if it
+// fails.
 func (c *Client) Judging(prompt, more string) <-chan string {
 	got := make(chan string, 1)
 	go func() {
@@ -291,7 +297,8 @@ func (c *Client) Say(body string, header ...string) (text, route string) {
 	return text, r.Header.Get("X-Evenkeel-Route")
 }
 
-// Hits sends a completion and returns how many tokens of its prompt were predicted to be cached, and how many were.
+// Hits sends a completion and returns how many tokens of its prompt were predicted to be cached,
+// and how many were.
 func (c *Client) Hits(prompt any) (predicted, actual int) {
 	c.Helper()
 	text, err := json.Marshal(prompt)
@@ -311,7 +318,8 @@ func (c *Client) Hits(prompt any) (predicted, actual int) {
 	return predicted, answer.Usage.Details.Cached
 }
 
-// Accounted waits until every request is in the request log and in all counts: a client has the last byte of its answer a moment before.
+// Accounted waits until every request is in the request log and in all counts: a client has the
+// last byte of its answer a moment before.
 func (c *Client) Accounted() {
 	c.Helper()
 	c.Eventually("all requests are accounted for", func() bool { return c.Open() == 0 })

@@ -27,8 +27,8 @@ type Engines struct {
 	Dirty           bool // they may end with pins or counted faults: the test says which
 }
 
-// Enter starts engines and writes them into the config. Without any, they are one that prefills and one of two ranks that decodes, all
-// fast.
+// Enter starts engines and writes them into the config. Without any, they are one that prefills and
+// one of two ranks that decodes, all fast.
 func (c *Client) Enter(cfg *config.Config, prefills, decodes, mixed []refengine.Config) (all Engines) {
 	c.Helper()
 	if prefills == nil && mixed == nil {
@@ -208,7 +208,8 @@ func (c *Client) AllUp(e *Engines, now func() Account) {
 	})
 }
 
-// Early has engines, and the config of a proxy in front of them, use a connector that wants the decode rank before the prefill.
+// Early has engines, and the config of a proxy in front of them, use a connector that wants the
+// decode rank before the prefill.
 func Early(t *testing.T, connector refengine.Connector, prefills, decodes []refengine.Config, more func(*config.Config),
 ) (prefill, decode []refengine.Config, configure func(*config.Config)) {
 	t.Helper()

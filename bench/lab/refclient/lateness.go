@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Lateness measures by how much later than it asked for this process has been woken since then, in sum. What the wait for others may take
-// in real time grows by as much.
+// Lateness measures by how much later than it asked for this process has been woken since then, in
+// sum. What the wait for others may take in real time grows by as much.
 func Lateness(t *testing.T) (sum func() time.Duration) {
 	const nap = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())

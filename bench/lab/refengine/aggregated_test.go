@@ -229,7 +229,8 @@ func TestARankThatDiesTakesItsServerWithIt(t *testing.T) {
 	require.Equal(t, 200, ask(`"max_tokens":2,`).status)
 }
 
-// Where each rank has a server of its own, the others hang in their next step, and say that they are well.
+// Where each rank has a server of its own, the others hang in their next step, and say that they
+// are well.
 func TestTheOtherRanksHangWhenOneHasDied(t *testing.T) {
 	e := start(t, Config{Role: Aggregated, DPSize: 2})
 	c := client(t)

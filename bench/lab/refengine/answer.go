@@ -216,8 +216,9 @@ func (a *answer) sendToolTokens(to int, finish string) bool {
 	return a.send(func(dst []byte) []byte { return a.appendFinish(dst, finish, a.stopReason, "") })
 }
 
-// cutCall says whether max_tokens cuts a call that the request does not name. In a stream vLLM tells the piece that there is, and
-// before 0.31 calls it whole. In an answer in one piece it finds no call, and says the piece as text (0.27.1 to 0.33,
+// cutCall says whether max_tokens cuts a call that the request does not name. In a stream vLLM
+// tells the piece that there is, and before 0.31 calls it whole. In an answer in one piece it finds
+// no call, and says the piece as text (0.27.1 to 0.33,
 // entrypoints/openai/chat_completion/serving.py).
 func (a *answer) cutCall(finish string) bool {
 	return a.r.tool != "" && !a.r.named && finish == "length" && !a.sglang()

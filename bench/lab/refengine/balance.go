@@ -5,14 +5,15 @@ import "sync"
 // anyRank is the rank of a request that names none.
 const anyRank = -1
 
-// balance chooses ranks as the API server of vLLM 0.32 does behind one port: by what it has sent to them and by the
-// requests that they report, and not by tokens.
+// balance chooses ranks as the API server of vLLM 0.32 does behind one port: by what it has sent to
+// them and by the requests that they report, and not by tokens.
 type balance struct {
 	mu     sync.Mutex
 	flying []int // requests of each rank that have no whole answer yet
 }
 
-// take books a request on its rank, or on the one with the least to do if it names none. landed ends that.
+// take books a request on its rank, or on the one with the least to do if it names none. landed
+// ends that.
 func (b *balance) take(rank int, stats func(rank int) (running, waiting int64, kvUsage float64)) (taken int, landed func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

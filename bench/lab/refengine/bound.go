@@ -108,7 +108,8 @@ func (b *bound) tell(r *request, address string, p bind.Push) {
 	}
 }
 
-// prefillLayerwise prefills, and writes the KV to where the decode engine's callback said. It keeps nothing.
+// prefillLayerwise prefills, and writes the KV to where the decode engine's callback said. It keeps
+// nothing.
 func (b *bound) prefillLayerwise(x *exchange, r *request) bool {
 	cached, free, ok := b.compute(x, r)
 	if !ok {
@@ -134,8 +135,8 @@ func (b *bound) writeLayer(r *request, cached, worker int) {
 	_ = bind.Post(b.ctx, b.pull, to.address, bind.PushPath, p)
 }
 
-// writeHalf is what a layerwise prefill engine has done when it fails after it took a request: one of its
-// workers has written. Another prefill engine must not go on with the same decode request.
+// writeHalf is what a layerwise prefill engine has done when it fails after it took a request: one
+// of its workers has written. Another prefill engine must not go on with the same decode request.
 func (b *bound) writeHalf(r *request) {
 	if b.engine.cfg.Connector == AscendLayerwise && r.leg == LegProbe {
 		b.writeLayer(r, 0, 0)
@@ -151,7 +152,8 @@ func (r *request) firstOf(p plan) plan {
 	return p
 }
 
-// keepUntilAsked pins a prefill of the NIXL that pushes, and writes it once a decode engine registers for it.
+// keepUntilAsked pins a prefill of the NIXL that pushes, and writes it once a decode engine
+// registers for it.
 func (b *bound) keepUntilAsked(r *request, k *pins.Pin, cached int) {
 	came, leave := b.desk.Await(k.ID)
 	ended, free := make(chan struct{}), k.Free
@@ -221,7 +223,8 @@ func (b *bound) servePush(x *exchange) bool {
 }
 
 // awaitKV waits for KV blocks, and then until the prompt's KV was written into them. A request that
-// has blocks tells where they are, though its client may have left meanwhile. The results are those of fetchKV.
+// has blocks tells where they are, though its client may have left meanwhile. The results are those
+// of fetchKV.
 func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right uint64) (key uint64, local bool, err *apiError) {
 	connector := b.engine.cfg.Connector
 	if !waitFor(a, j.Granted) {
@@ -267,14 +270,16 @@ func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right 
 	return b.landed(a, landing, blocks, right)
 }
 
-// register tells a pushing prefill engine where a request's KV goes. If that engine is gone, nobody says so.
+// register tells a pushing prefill engine where a request's KV goes. If that engine is gone, nobody
+// says so.
 func (b *bound) register(r *request) {
 	_ = bind.Post(b.ctx, b.pull, r.kv.remote.address, bind.RegisterPath,
 		bind.Registration{ID: r.baseID(), Engine: r.kv.remote.engine, Address: b.address(r.rank), Rank: -1})
 }
 
-// readLate is what becomes of a request whose client has left while the core stood still: the core reads the request, gives it blocks and
-// registers for its KV, before it reads that the client has left. vLLM 0.32.0 did so with two or three of four requests.
+// readLate is what becomes of a request whose client has left while the core stood still: the core
+// reads the request, gives it blocks and registers for its KV, before it reads that the client has
+// left. vLLM 0.32.0 did so with two or three of four requests.
 func (b *bound) readLate(a *answer, r *request, j *group.Job) {
 	landing := b.landings.Open(r.baseID(), b.engineID(r.rank), r.rank, 1)
 	a.letGo = func() {}
@@ -318,9 +323,9 @@ func (b *bound) landed(a *answer, landing *bind.Landing, blocks []int, right uin
 	return right ^ badKV, false, nil
 }
 
-// desert is what becomes of the blocks of a request whose client left while their KV was on
-// its way. SGLang gives them away at once. The others keep them until all is written, which is for ever if
-// no prefill engine does so.
+// desert is what becomes of the blocks of a request whose client left while their KV was on its
+// way. SGLang gives them away at once. The others keep them until all is written, which is for ever
+// if no prefill engine does so.
 func (b *bound) desert(a *answer, j *group.Job, landing *bind.Landing) {
 	if b.engine.cfg.Connector == SGLang {
 		b.landings.Free(landing)
@@ -347,8 +352,8 @@ func (b *bound) address(rank int) string {
 	return net.JoinHostPort(b.engine.cfg.Server.Advertise, strconv.Itoa(b.ports[b.portOf(rank)]))
 }
 
-// callBack tells the proxy where the KV of a request goes, and does not wait for the answer. Without blocks
-// nothing is needed.
+// callBack tells the proxy where the KV of a request goes, and does not wait for the answer.
+// Without blocks nothing is needed.
 func (b *bound) callBack(r *request, blocks []int) {
 	id, host := r.baseID(), b.engine.cfg.Server.Advertise
 	if r.troubles.has(CallbackShortID) { // where ids have no suffix, as much of the proxy's own is cut off

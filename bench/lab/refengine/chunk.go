@@ -160,7 +160,8 @@ func (a *answer) appendTokens(dst []byte, to int, reasoning bool, finish string)
 // fingerprint names an engine's version and setup.
 const fingerprint = `,"system_fingerprint":"vllm-reference"`
 
-// endChoice closes the choice, and with it the list. The fingerprint stands in the last event of a stream.
+// endChoice closes the choice, and with it the list. The fingerprint stands in the last event of a
+// stream.
 func (a *answer) endChoice(dst []byte, finish string) []byte {
 	dst = append(dst, "}]"...)
 	if finish != "" && !a.r.includeUsage && !a.sglang() {
@@ -169,7 +170,8 @@ func (a *answer) endChoice(dst []byte, finish string) []byte {
 	return dst
 }
 
-// appendReason tells why the answer ends. In the chunks of a chat before the end, there is no stop_reason.
+// appendReason tells why the answer ends. In the chunks of a chat before the end, there is no
+// stop_reason.
 func (a *answer) appendReason(dst []byte, finish, stopReason string, always bool) []byte {
 	if a.sglang() {
 		return bind.AppendReason(dst, finish, stopReason)

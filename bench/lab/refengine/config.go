@@ -17,8 +17,9 @@ import (
 // Role says which requests an engine takes.
 type Role string
 
-// The roles. A request without kv_transfer_params is served by all of them. Those with a KV connector compute its
-// prompt as a local prefill that is counted, and an aggregated engine in chunks, beside its decodes.
+// The roles. A request without kv_transfer_params is served by all of them. Those with a KV
+// connector compute its prompt as a local prefill that is counted, and an aggregated engine in
+// chunks, beside its decodes.
 const (
 	Prefill    Role = "prefill" // kv_producer: answers probes
 	Decode     Role = "decode"  // kv_consumer: takes hand-offs
@@ -34,15 +35,17 @@ type Config struct {
 	Version   string    // default 0.27.1, of SGLang 0.5.23
 	Group     string    // name in the step trace, default "main"
 	DPSize    int       // ranks, default 1
-	// external (default): one port a rank; internal: one port, header X-data-parallel-rank, which is read at /v1/responses from Version 0.33
-	// on
+	// external (default): one port a rank; internal: one port, header X-data-parallel-rank, which is
+	// read at /v1/responses from Version 0.33 on
 	DPMode string
-	// of a node in hybrid mode: the number of its first rank in the deployment. Metrics count from it, and with ShapeRust, the header too
+	// of a node in hybrid mode: the number of its first rank in the deployment. Metrics count from it,
+	// and with ShapeRust, the header too
 	DPFirst int
 
 	Slots     int // requests that run at once on a rank (max_num_seqs), default 32
 	MaxQueued int // requests on a rank beyond which it answers 503, 0 = no limit
-	// a request is seen by the scheduler so much later than it came, at most, and a tenth of it at least: tokenizers work side by side
+	// a request is seen by the scheduler so much later than it came, at most, and a tenth of it at
+	// least: tokenizers work side by side
 	Jitter         time.Duration
 	FaultTolerance bool // vLLM was started with --enable-fault-tolerance
 
@@ -208,8 +211,8 @@ func (c Config) minor() int {
 	return has
 }
 
-// resumeKey is the member of kv_transfer_params whose token ids stand for the prompt of a chat: vLLM has one from 0.27 on, and
-// vllm-ascend 0.26 has its own.
+// resumeKey is the member of kv_transfer_params whose token ids stand for the prompt of a chat:
+// vLLM has one from 0.27 on, and vllm-ascend 0.26 has its own.
 func (c Config) resumeKey() string {
 	ascend := c.Connector == AscendMooncake || c.Connector == AscendLayerwise
 	switch {
@@ -229,7 +232,8 @@ func (c Config) namesRequests() bool {
 	return !(c.Connector == AscendMooncake && c.before(14) || c.Connector == NIXLPull && c.before(13))
 }
 
-// keepsEnded: the NIXL connector of 0.32, and the one that pushes, hand off also what the end of its sequence has ended.
+// keepsEnded: the NIXL connector of 0.32, and the one that pushes, hand off also what the end of
+// its sequence has ended.
 func (c Config) keepsEnded() bool {
 	return c.Connector == NIXLPull && !c.before(32) || c.Connector == NIXLPush
 }

@@ -117,8 +117,9 @@ func (l *life) withholds(x *exchange, path string) string {
 // scalingPath tells how far a change of the number of ranks is.
 const scalingPath = "/is_scaling_elastic_ep"
 
-// serveScaling tells the phase from 0.33 on, and else only that the number of ranks does not change: while it does, nothing is answered.
-// The value of the fault is the number that was asked for, and one below 0 says that the commit failed.
+// serveScaling tells the phase from 0.33 on, and else only that the number of ranks does not
+// change: while it does, nothing is answered. The value of the fault is the number that was asked
+// for, and one below 0 says that the commit failed.
 func serveScaling(l *life, x *exchange) bool {
 	hit, now := l.engine.faults.now(Scaling, x.Port)
 	told := map[string]any{"is_scaling_elastic_ep": now}
@@ -259,7 +260,8 @@ func (l *life) serveVersion(x *exchange) bool {
 	return x.answerJSON(map[string]string{"version": l.engine.cfg.Version})
 }
 
-// serveEventSources says where the ranks of the port publish their KV events, as vLLM does from 0.32 on.
+// serveEventSources says where the ranks of the port publish their KV events, as vLLM does from
+// 0.32 on.
 func serveEventSources(l *life, x *exchange) bool {
 	cfg := l.engine.cfg
 	if cfg.Connector == SGLang || cfg.before(32) {

@@ -315,8 +315,9 @@ func (e *Engine) stop(abrupt bool) bool {
 // Kill crashes the engine: connections are reset, requests, pins and caches are lost.
 func (e *Engine) Kill() { e.stop(true) }
 
-// KillRank crashes one rank. A server of several ranks exits with it. If each rank has a server of its own, the others
-// hang in their next step until the engine is killed, and their API servers answer on.
+// KillRank crashes one rank. A server of several ranks exits with it. If each rank has a server of
+// its own, the others hang in their next step until the engine is killed, and their API servers
+// answer on.
 func (e *Engine) KillRank(rank int) {
 	if e.cfg.DPMode == "internal" || e.cfg.DPSize == 1 {
 		e.Kill()
@@ -414,7 +415,8 @@ func (e *Engine) ranks() int {
 // ridOf is how the requests of a rank are called that nobody but the engine aborts.
 func ridOf(rank int) string { return fmt.Sprintf("rank %d.", rank) }
 
-// StandStill makes the engine's core stand still for so long from now on, like the fault of that name.
+// StandStill makes the engine's core stand still for so long from now on, like the fault of that
+// name.
 func (e *Engine) StandStill(d time.Duration) { e.core.Close(d) }
 
 // Steps are the last steps of the decode group, oldest first.

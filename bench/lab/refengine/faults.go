@@ -32,7 +32,8 @@ const (
 	WrongType     Fault = "wrong-type"     // the right body under content type text/plain
 	FrozenGauges  Fault = "frozen-gauges"  // /metrics stands still; Value > 0: KV usage stands there
 	SlowPages     Fault = "slow-pages"     // /metrics and /health take Delay while the engine has requests, as a busy API server's do
-	// the engine's core stands still for Delay from when the rule is set: no step, no pull, no heartbeat, while its API server answers
+	// the engine's core stands still for Delay from when the rule is set: no step, no pull, no
+	// heartbeat, while its API server answers
 	Standstill   Fault = "standstill"
 	Slow         Fault = "slow"          // Delay before the headers and before every event; with Tokens before the first so many only
 	Swallow      Fault = "swallow"       // a parser keeps Tokens tokens (default 4) back from AfterTokens on: no chunk, then one
@@ -57,7 +58,8 @@ const (
 	CallbackShortID Fault = "callback-short-id" // its callback's request id lacks its last nine characters
 	CallbackNewKey  Fault = "callback-new-key"  // its callback has a key that only later versions send
 	CallbackEmpty   Fault = "callback-empty"    // it needs nothing, as if it had the whole prompt: no block ids, and no wait
-	// a prefill of SGLang is aborted in its transfer and answers 200, length, after delay_ms; the KV is incomplete
+	// a prefill of SGLang is aborted in its transfer and answers 200, length, after delay_ms; the KV
+	// is incomplete
 	PrefillAbort200 Fault = "prefill-abort-200"
 	DoneLost        Fault = "done-lost"      // the prefill engine's last word that the KV is written gets lost
 	FailedSent      Fault = "failed-sent"    // the prefill engine tells the decode engine that it failed
@@ -65,12 +67,15 @@ const (
 	MaskedRank      Fault = "masked-rank"    // elastic EP has taken the rank out of SGLang's service: a request that names it ends the server
 	BootstrapSlow   Fault = "bootstrap-slow" // a prefill engine of SGLang looks for its decode engine after Delay only
 
-	// Of the engine, for as long as the rule is in force. They are what vLLM does with --enable-elastic-ep and --enable-fault-tolerance.
+	// Of the engine, for as long as the rule is in force. They are what vLLM does with
+	// --enable-elastic-ep and --enable-fault-tolerance.
 	Scaling Fault = "scaling" // the number of its ranks changes: 503 at every path, from 0.33 on but for /health
 	Retired Fault = "retired" // the same of a rank that the others go on without
-	// only Value ranks are left behind its port: the requests of the others are aborted, and who names one gets 400
+	// only Value ranks are left behind its port: the requests of the others are aborted, and who names
+	// one gets 400
 	FewerRanks Fault = "fewer-ranks"
-	// its core has met a fault: its requests are aborted, and new ones wait until the rule is gone, as after a recovery
+	// its core has met a fault: its requests are aborted, and new ones wait until the rule is gone, as
+	// after a recovery
 	CoreFault Fault = "core-fault"
 )
 
@@ -97,7 +102,8 @@ var boundFaultNames = []string{string(NoCallback), string(CallbackTwice), string
 
 var groupFaultNames = []string{string(Scaling), string(Retired), string(FewerRanks), string(CoreFault)}
 
-// BoundFaultNames lists the faults that only requests meet which are bound to their decode engine before the prefill.
+// BoundFaultNames lists the faults that only requests meet which are bound to their decode engine
+// before the prefill.
 func BoundFaultNames() []string { return slices.Clone(boundFaultNames) }
 
 // GroupFaultNames lists the faults of a whole engine that loses ranks or re-forms.
@@ -164,7 +170,8 @@ func (r Rule) Validate() error {
 	return nil
 }
 
-// aside says that a rule strikes questions about the engine, or all of its work, and not single requests.
+// aside says that a rule strikes questions about the engine, or all of its work, and not single
+// requests.
 func (r Rule) aside() bool {
 	return r.Fault == FrozenGauges || r.Fault == SlowPages || r.Fault == Standstill || slices.Contains(groupFaultNames, string(r.Fault))
 }

@@ -102,8 +102,9 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	return ok
 }
 
-// rankOf says which rank a request is for: its port's, or with internal balancing the header's. Without it an aggregated
-// engine chooses later. A value that is no number is ignored, as vLLM does, and before 0.33 any value at /v1/responses.
+// rankOf says which rank a request is for: its port's, or with internal balancing the header's.
+// Without it an aggregated engine chooses later. A value that is no number is ignored, as vLLM
+// does, and before 0.33 any value at /v1/responses.
 func (l *life) rankOf(x *exchange) (int, *apiError) {
 	cfg, count := l.engine.cfg, &l.engine.count
 	rank, err := strconv.Atoi(x.Req.Header.Get("X-Data-Parallel-Rank"))
@@ -329,7 +330,8 @@ func (l *life) probe(x *exchange, r *request) bool {
 	}
 }
 
-// keep pins a finished prefill and returns its hand-off, or frees it where an engine hands nothing off.
+// keep pins a finished prefill and returns its hand-off, or frees it where an engine hands nothing
+// off.
 func (l *life) keep(r *request, p plan, cached int, free func()) []byte {
 	if p.core != "length" && !l.engine.cfg.keepsEnded() || r.troubles.has(NullHandoff) {
 		free()

@@ -8,9 +8,10 @@ import (
 	"evenkeel/bench/lab/refengine/group"
 )
 
-// keepsAnswer says whether the KV of an answer stays for a next turn, as with bidirectional_kv_xfer (vLLM 0.32 and 0.33,
-// request_finished in nixl/pull_scheduler.py): of each request that came with a hand-off and that the engine's core ends. At a stop
-// string the front end aborts the request, unless it has ended.
+// keepsAnswer says whether the KV of an answer stays for a next turn, as with bidirectional_kv_xfer
+// (vLLM 0.32 and 0.33, request_finished in nixl/pull_scheduler.py): of each request that came with
+// a hand-off and that the engine's core ends. At a stop string the front end aborts the request,
+// unless it has ended.
 func (c Config) keepsAnswer(r *request, p plan) bool {
 	return c.KV.KeepsAnswers > 0 && r.leg == LegDecode && (p.stopReason[0] != '"' || p.core == "length")
 }

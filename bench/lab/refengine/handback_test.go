@@ -10,8 +10,8 @@ import (
 	"evenkeel/bench/lab/reftext"
 )
 
-// A decode engine with bidirectional_kv_xfer keeps the KV of what its core ends. An answer in one piece says so, and from 0.33 on
-// the last chunk of a stream.
+// A decode engine with bidirectional_kv_xfer keeps the KV of what its core ends. An answer in one
+// piece says so, and from 0.33 on the last chunk of a stream.
 func TestTheKVOfAnAnswerIsKept(t *testing.T) {
 	for _, row := range []struct {
 		name, version, more string

@@ -11,7 +11,8 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// adapters are the LoRA adapters that the API server of each port has loaded. Those that were loaded while it runs are lost with it.
+// adapters are the LoRA adapters that the API server of each port has loaded. Those that were
+// loaded while it runs are lost with it.
 type adapters struct {
 	mu     sync.Mutex
 	byPort [][]string
@@ -45,7 +46,8 @@ func (a *adapters) change(port int, name string, load bool) (was bool) {
 	return at >= 0
 }
 
-// Load has the API server of a port load an adapter, and Unload has it unload one, as the endpoints do.
+// Load has the API server of a port load an adapter, and Unload has it unload one, as the endpoints
+// do.
 func (e *Engine) Load(port int, name string) { e.change(port, name, true) }
 
 // Unload is the reverse of Load. Requests that run with the adapter go on.
@@ -59,8 +61,9 @@ func (e *Engine) change(port int, name string, load bool) {
 	}
 }
 
-// lists says whether a request at a port may ask for a model, and by which name the answer calls it: that of the adapter, else the
-// first of the base model (check_model and model_name in entrypoints/openai/models/serving.py of vLLM 0.31).
+// lists says whether a request at a port may ask for a model, and by which name the answer calls
+// it: that of the adapter, else the first of the base model (check_model and model_name in
+// entrypoints/openai/models/serving.py of vLLM 0.31).
 func (a *adapters) lists(cfg *Config, port int, name string) (called string, ok bool) {
 	if cfg.Connector == SGLang { // it takes any name, and repeats it
 		return name, true
@@ -71,8 +74,9 @@ func (a *adapters) lists(cfg *Config, port int, name string) (called string, ok 
 	return name, slices.Contains(a.of(port), name)
 }
 
-// adapterOf is the LoRA adapter with which SGLang computes a request; empty: with none. The text behind the name of the
-// base model and a colon counts before lora_path (0.5.23, _resolve_lora_path in entrypoints/openai/serving_base.py).
+// adapterOf is the LoRA adapter with which SGLang computes a request; empty: with none. The text
+// behind the name of the base model and a colon counts before lora_path (0.5.23, _resolve_lora_path
+// in entrypoints/openai/serving_base.py).
 func (a *adapters) adapterOf(cfg *Config, port int, model, path string) (string, *apiError) {
 	adapter, named := strings.CutPrefix(model, cfg.Model.Name+":")
 	switch _, behind, hasColon := strings.Cut(model, ":"); {
@@ -92,7 +96,8 @@ func noSuchModel(name string) *apiError {
 	return refuse(404, "The model `%s` does not exist.", name).of("model")
 }
 
-// modelCard is a model in their list, as vLLM 0.32.0 was recorded. Its places are the name, the root, the parent, the length and the time.
+// modelCard is a model in their list, as vLLM 0.32.0 was recorded. Its places are the name, the
+// root, the parent, the length and the time.
 const modelCard = `{"id":%[1]s,"object":"model","created":%[5]d,"owned_by":"vllm","root":%[2]s,"parent":%[3]s,"max_model_len":%[4]v,` +
 	`"permission":[{"id":"modelperm-reference","object":"model_permission","created":%[5]d,"allow_create_engine":false,` +
 	`"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,` +
@@ -116,8 +121,9 @@ func (l *life) serveModels(x *exchange) bool {
 	return x.Answer(200, typeJSON, fmt.Appendf(nil, `{"object":"list","data":[%s]}`, strings.Join(cards, ",")))
 }
 
-// serveAdapter loads an adapter or unloads it, where the engine was started with VLLM_ALLOW_RUNTIME_LORA_UPDATING
-// (load_lora_adapter and unload_lora_adapter in entrypoints/openai/models/serving.py of vLLM 0.31).
+// serveAdapter loads an adapter or unloads it, where the engine was started with
+// VLLM_ALLOW_RUNTIME_LORA_UPDATING (load_lora_adapter and unload_lora_adapter in
+// entrypoints/openai/models/serving.py of vLLM 0.31).
 func serveAdapter(l *life, x *exchange, load bool) bool {
 	var ask struct {
 		Name    string `json:"lora_name"`

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The API server of each rank has adapters of its own, lists them behind its base model, and refuses what it does not list, in the
-// words of vLLM 0.31 (entrypoints/openai/models/serving.py).
+// The API server of each rank has adapters of its own, lists them behind its base model, and
+// refuses what it does not list, in the words of vLLM 0.31 (entrypoints/openai/models/serving.py).
 func TestAdaptersAreLoadedRankByRank(t *testing.T) {
 	c := client(t)
 	e := start(t, Config{DPSize: 2, Role: Aggregated, Model: Model{Aliases: []string{"also"}, Adapters: []string{"static"}}})

@@ -59,16 +59,19 @@ type Steps struct {
 	CS       time.Duration // a step's time per request of all ranks, divided by how many ranks there are
 	Form     step.Form     // whether ranks are padded to the size of a graph, and for whom that costs something
 	Captured int           // the largest graph, by requests of a rank; 0: there are none
-	// what a step takes in place of all of these, and of Base, PerToken and Shared of Prompts on aggregated ranks; nil: they say
+	// what a step takes in place of all of these, and of Base, PerToken and Shared of Prompts on
+	// aggregated ranks; nil: they say
 	Law *step.Law
-	// steps end so long after whole multiples of C0, so that engines in turn do not all speak at once; 0: the first begins when a request
-	// comes
+	// steps end so long after whole multiples of C0, so that engines in turn do not all speak at once;
+	// 0: the first begins when a request comes
 	Phase          time.Duration
 	TokensPerChunk int // tokens a request gets in one step, as with MTP, default 1
 	StreamInterval int // steps between two chunks after the first, default 1
-	// a request's first token comes when its KV is there, not at the end of a step: for measurements of what lies in front of the engine
+	// a request's first token comes when its KV is there, not at the end of a step: for measurements
+	// of what lies in front of the engine
 	FirstAtOnce bool
-	// a step's tokens come one after the other while it runs, as if each request had a clock of its own, and not all at the step's end
+	// a step's tokens come one after the other while it runs, as if each request had a clock of its
+	// own, and not all at the step's end
 	Spread    bool
 	Recompute bool      // a preempted request ends with stop_reason "recomputed" instead of being recomputed in place
 	Trace     io.Writer // JSON lines, one for each step; nil = none
@@ -120,12 +123,13 @@ func (c Config) prompts() prompts.Config {
 // KV is the room that a rank has for KV, and how KV goes from one engine to another.
 type KV struct {
 	Tokens int // capacity of a rank, default 524288; with role both its prefill and its decode half have as much each
-	// blocks of 128 tokens that a rank's prefix cache keeps, 0 = none; on a decode rank prompts that were pulled, and computed there. Decode
-	// ranks of SGLang have none
+	// blocks of 128 tokens that a rank's prefix cache keeps, 0 = none; on a decode rank prompts that
+	// were pulled, and computed there. Decode ranks of SGLang have none
 	PrefixCache  int
 	FlatBlockIDs bool          // a hand-off has one flat list of block ids, as versions up to 0.13 sent
 	HoldTimeout  time.Duration // how long a prefill keeps KV nobody pulls, default 480 s, 30 s for nixl-pull
-	// how long a decode engine keeps the KV of an answer for a next turn (decoder_kv_blocks_ttl, with bidirectional_kv_xfer); 0: it does not
+	// how long a decode engine keeps the KV of an answer for a next turn (decoder_kv_blocks_ttl, with
+	// bidirectional_kv_xfer); 0: it does not
 	KeepsAnswers   time.Duration
 	NoRenewals     bool          // like versions of NIXL without leases: a decode engine's queue renews no hold
 	TransferBase   time.Duration // of a pull, default 1 ms
@@ -149,7 +153,8 @@ func (k KV) withDefaults(connector Connector, role Role) KV {
 
 // KVEvents says how ranks publish what their prefix caches keep.
 type KVEvents struct {
-	// of rank 0, empty = none; rank i publishes i ports above, replays are DPSize ports above; port 0 takes free ones
+	// of rank 0, empty = none; rank i publishes i ports above, replays are DPSize ports above; port 0
+	// takes free ones
 	Address  string
 	Encoding string        // array (default) or map
 	HWM      int           // batches a subscriber may be behind before it loses some, default 1000
@@ -167,8 +172,8 @@ type SGLangOptions struct {
 	BootstrapTimeout time.Duration // how long a prefill waits for its decode engine, default 300 s
 	WaitingTimeout   time.Duration // how long a decode engine waits for KV, default 300 s
 	Heartbeat        time.Duration // between two looks of a decode engine at a prefill engine that it waits for, default 5 s
-	// which rank behind one port gets a request that names none: follow_bootstrap_room (default of prefill) or round_robin (default of
-	// decode)
+	// which rank behind one port gets a request that names none: follow_bootstrap_room (default of
+	// prefill) or round_robin (default of decode)
 	LoadBalance    string
 	ElasticEP      *string // backend with which it goes on without a rank that has lost its GPU; nil: it does not
 	Replicas       bool    // the ranks are replicas without DP attention
@@ -220,7 +225,7 @@ func (a Answers) withDefaults(connector Connector) Answers {
 type Hooks struct {
 	OnStrike  func(answer uint64, r Rule)           // each rule that strikes a request: reftext's key of its answer says whose
 	OnRequest func(path string, header http.Header) // each request that was read
-	// asked before a rule breaks an answer off that has begun to come: how many tokens are out, from its beginning.
-	// The engine waits until it returns
+	// asked before a rule breaks an answer off that has begun to come: how many tokens are out, from
+	// its beginning. The engine waits until it returns
 	OnBreak func(answer uint64, tokens int)
 }

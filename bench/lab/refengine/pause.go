@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// What real engines do when they are paused, and when a cache is emptied that requests use: vLLM 0.32 and 0.33
-// (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py, v1/engine/core.py), SGLang 0.5.23
-// (entrypoints/http_server.py, managers/tokenizer_manager.py, managers/scheduler.py).
+// What real engines do when they are paused, and when a cache is emptied that requests use: vLLM
+// 0.32 and 0.33 (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py,
+// v1/engine/core.py), SGLang 0.5.23 (entrypoints/http_server.py, managers/tokenizer_manager.py,
+// managers/scheduler.py).
 
 // pausing is whether a life is paused.
 type pausing struct {
@@ -57,8 +58,8 @@ func (p *pausing) now() (mode string, over <-chan struct{}) {
 // longStand is longer than any test.
 const longStand = 24 * time.Hour
 
-// holds is what happens to a request that comes while the engine is paused: it waits, but vLLM refuses it from 0.33 on, unless the
-// mode is keep. done: it was answered, or its client has left.
+// holds is what happens to a request that comes while the engine is paused: it waits, but vLLM
+// refuses it from 0.33 on, unless the mode is keep. done: it was answered, or its client has left.
 func (p *pausing) holds(x *exchange, r *request) (done, ok bool) {
 	for {
 		mode, over := p.now()
@@ -92,7 +93,8 @@ func (p *pausing) idle() bool {
 	return true
 }
 
-// untilIdle waits until no request and no hand-off holds KV; false: they still did then, or the client has left.
+// untilIdle waits until no request and no hand-off holds KV; false: they still did then, or the
+// client has left.
 func (p *pausing) untilIdle(x *exchange, limit time.Duration) bool {
 	for end := time.Now().Add(limit); !p.idle(); {
 		if !time.Now().Before(end) || !x.Pause(2*time.Millisecond) {
@@ -108,7 +110,8 @@ func (p *pausing) emptyCaches() {
 	}
 }
 
-// servePause is POST /pause of vLLM: it answers once nothing holds KV any more, or at once with mode keep.
+// servePause is POST /pause of vLLM: it answers once nothing holds KV any more, or at once with
+// mode keep.
 func (p *pausing) servePause(x *exchange) bool {
 	q := x.Req.URL.Query()
 	mode := q.Get("mode")
@@ -152,7 +155,8 @@ func (p *pausing) serveIsPaused(x *exchange) bool {
 	return x.answerJSON(map[string]bool{"is_paused": mode != ""})
 }
 
-// serveReset is POST /reset_prefix_cache of vLLM, which resets nothing while a request or a hand-off holds blocks.
+// serveReset is POST /reset_prefix_cache of vLLM, which resets nothing while a request or a
+// hand-off holds blocks.
 func (p *pausing) serveReset(x *exchange) bool {
 	done := p.idle()
 	if done {
@@ -166,7 +170,8 @@ func (p *pausing) serveUpdateWeights(x *exchange) bool {
 	return x.answerJSON(map[string]string{"message": "Weights updated"})
 }
 
-// servePauseGeneration is that of SGLang, which wants a body. By mode abort it answers once nothing runs.
+// servePauseGeneration is that of SGLang, which wants a body. By mode abort it answers once nothing
+// runs.
 func (p *pausing) servePauseGeneration(x *exchange) bool {
 	ask := struct{ Mode string }{pauseAborts}
 	if json.Unmarshal(x.Body, &ask) != nil {
@@ -189,8 +194,8 @@ func (p *pausing) serveContinueGeneration(x *exchange) bool {
 	return x.answerJSON(map[string]string{"message": "Generation continued successfully.", "status": "ok"})
 }
 
-// serveFlush is that of SGLang, which refuses while requests run, and waits for their end for as long as it is told to. Those that a
-// pause has retracted hold no KV.
+// serveFlush is that of SGLang, which refuses while requests run, and waits for their end for as
+// long as it is told to. Those that a pause has retracted hold no KV.
 func (p *pausing) serveFlush(x *exchange) bool {
 	wait, _ := strconv.ParseFloat(x.Req.URL.Query().Get("timeout"), 64) // without one it does not wait
 	if mode, _ := p.now(); mode != pauseRetracts && !p.untilIdle(x, time.Duration(wait*float64(time.Second))) {
@@ -201,8 +206,8 @@ func (p *pausing) serveFlush(x *exchange) bool {
 		"(When there are running or waiting requests, the operation will not be performed.)\n"))
 }
 
-// healthOfSGLang is for how long GET /health waits for a token before it says 503 (0.5.23, HEALTH_CHECK_TIMEOUT
-// in entrypoints/http_server.py).
+// healthOfSGLang is for how long GET /health waits for a token before it says 503 (0.5.23,
+// HEALTH_CHECK_TIMEOUT in entrypoints/http_server.py).
 const healthOfSGLang = 20 * time.Second
 
 // serveReady is that of SGLang.

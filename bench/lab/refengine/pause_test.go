@@ -71,7 +71,8 @@ func TestVLLMIsPaused(t *testing.T) {
 	}
 }
 
-// The last token comes with the end that its core says: a front end that aborts the request before has neither.
+// The last token comes with the end that its core says: a front end that aborts the request before
+// has neither.
 func TestAnAnswerThatIsAbortedHasNotItsLastToken(t *testing.T) {
 	e, c := start(t, Config{Role: Aggregated, Steps: Steps{C0: 20 * time.Millisecond}}), client(t)
 	require.NoError(t, e.SetFaults(Rule{Fault: Slow, DelayMS: 500})) // its core is done while the front end writes

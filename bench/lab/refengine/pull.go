@@ -105,8 +105,8 @@ func (l *life) fetchKV(x *exchange, r *request, j *group.Job, a *answer, right u
 // pullEnds is how long a pull that is under way may go on once its client has left.
 const pullEnds = 5 * time.Second
 
-// pullOnce sends a pull and waits for its end even if the client leaves: what an engine still reads when it has
-// let go of a request could be another prompt's KV by then.
+// pullOnce sends a pull and waits for its end even if the client leaves: what an engine still reads
+// when it has let go of a request could be another prompt's KV by then.
 func (l *life) pullOnce(x *exchange, to remote, q pullRequest) (pullReply, error) {
 	ctx, cancel := context.WithCancel(l.ctx)
 	defer cancel()

@@ -40,7 +40,8 @@ const (
 	empty    = "the answer has no text, and each answer of a reference engine has some"
 )
 
-// fieldsDiffer are members of answers that only one of the two has, by their paths in any recording.
+// fieldsDiffer are members of answers that only one of the two has, by their paths in any
+// recording.
 var fieldsDiffer = map[string]string{
 	"call event: choices[].token_ids[]": "a reference engine opens a tool call in an event without a token",
 	"end event: choices[].token_ids[]":  "and ends it in one",
@@ -60,8 +61,9 @@ func recordedWorld(t *testing.T) world {
 	return w
 }
 
-// TestReferenceEnginesAnswerLikeRecordedOnes sends the recorded requests to reference engines and compares the shape of the answers
-// with what real engines gave: status, heads, members and their types, and the order of events.
+// TestReferenceEnginesAnswerLikeRecordedOnes sends the recorded requests to reference engines and
+// compares the shape of the answers with what real engines gave: status, heads, members and their
+// types, and the order of events.
 func TestReferenceEnginesAnswerLikeRecordedOnes(t *testing.T) {
 	all, err := recording.All()
 	require.NoError(t, err)
@@ -188,7 +190,8 @@ func compareShapes(where string, want, have shape) (differences []string) {
 	return differences
 }
 
-// orders tell which member of an object stands before which: its path, the member, the later member.
+// orders tell which member of an object stands before which: its path, the member, the later
+// member.
 type orders map[[3]string]bool
 
 func ordersOf(path string, doc []byte) orders {
@@ -343,8 +346,8 @@ func compareEvents(want, have []kindAndShape) (differences []string) {
 	return differences
 }
 
-// TestReferenceMetricsAreLikeRecordedOnes: each series of a reference engine is one of a real engine's, of the same type and
-// with the same labels, and evenkeel reads as much from both.
+// TestReferenceMetricsAreLikeRecordedOnes: each series of a reference engine is one of a real
+// engine's, of the same type and with the same labels, and evenkeel reads as much from both.
 func TestReferenceMetricsAreLikeRecordedOnes(t *testing.T) {
 	all, err := recording.All()
 	require.NoError(t, err)

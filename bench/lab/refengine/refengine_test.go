@@ -414,7 +414,8 @@ func TestAClientThatLeavesInTransferLeaksThePin(t *testing.T) {
 	require.Equal(t, 1, p.Stats().Pins, "until its timeout")
 }
 
-// Who sees that an engine has let go of a request may have its hand-off pulled by another: no pull comes after that.
+// Who sees that an engine has let go of a request may have its hand-off pulled by another: no pull
+// comes after that.
 func TestAPullUnderWayEndsBeforeItsRequestIsLetGo(t *testing.T) {
 	asked, leave := make(chan struct{}), make(chan struct{})
 	var pulled atomic.Bool

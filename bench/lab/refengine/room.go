@@ -16,7 +16,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// sglangEndpoints are the paths of SGLang that vLLM lacks or serves in another way; without a method it has no such path.
+// sglangEndpoints are the paths of SGLang that vLLM lacks or serves in another way; without a
+// method it has no such path.
 var sglangEndpoints = map[string]endpoint{
 	"/ready":                    {"GET", true, func(l *life, x *exchange) bool { return l.pause.serveReady(x) }},
 	"/pause_generation":         {"POST", false, func(l *life, x *exchange) bool { return l.pause.servePauseGeneration(x) }},
@@ -105,7 +106,8 @@ func (b *bound) serveAbort(x *exchange) bool {
 	return serveOK(b.life, x)
 }
 
-// sglangMetrics renders the ranks first to last. usage other than NaN stands where the KV usage would.
+// sglangMetrics renders the ranks first to last. usage other than NaN stands where the KV usage
+// would.
 func (l *life) sglangMetrics(first, last int, usage float64) []byte {
 	cfg := l.engine.cfg
 	var ranks []bind.Gauges
@@ -153,8 +155,9 @@ func (r *request) enter(m map[string]json.RawMessage, role Role) *apiError {
 	return nil
 }
 
-// dispatch says which rank a leg is for: its port's, or behind one port the one that the controller chooses, if the
-// server has one. A header names a rank before the body does. lost is set if no answer comes.
+// dispatch says which rank a leg is for: its port's, or behind one port the one that the controller
+// chooses, if the server has one. A header names a rank before the body does. lost is set if no
+// answer comes.
 func (b *bound) dispatch(x *exchange, room bind.Room) (rank int, refused *apiError, lost func() bool) {
 	cfg := b.engine.cfg
 	named := room.Rank
@@ -204,7 +207,8 @@ func (l *life) serveNoEmbedding(x *exchange) bool {
 		"the server or try another model."))
 }
 
-// attnRank is the rank that a rank takes itself for: replicas without DP attention all believe that they are the first.
+// attnRank is the rank that a rank takes itself for: replicas without DP attention all believe that
+// they are the first.
 func (b *bound) attnRank(rank int) int {
 	if b.engine.cfg.SGLang.Replicas {
 		return 0
@@ -212,7 +216,8 @@ func (b *bound) attnRank(rank int) int {
 	return rank
 }
 
-// finds says whether a registration reaches a request: it is meant for an engine that runs, and for the rank that has the room.
+// finds says whether a registration reaches a request: it is meant for an engine that runs, and for
+// the rank that has the room.
 func (b *bound) finds(q bind.Registration) bool {
 	size := b.engine.cfg.DPSize
 	if q.Engine == "" {
@@ -240,8 +245,8 @@ func (b *bound) aborts(x *exchange, r *request, rid string, serve func(*exchange
 	return ok
 }
 
-// aborted ends an answer that somebody has aborted. Its last token is not in it: vLLM tells the end with that token, and drops what its
-// core says of a request that the front end has aborted.
+// aborted ends an answer that somebody has aborted. Its last token is not in it: vLLM tells the end
+// with that token, and drops what its core says of a request that the front end has aborted.
 func (a *answer) aborted() bool {
 	a.letGo()
 	made := 0
@@ -261,8 +266,8 @@ func (a *answer) aborted() bool {
 	return a.send(func(dst []byte) []byte { return a.appendFinish(dst, "abort", "null", "") }) && a.close()
 }
 
-// prefillRoom prefills once the decode engine has said where the KV goes, writes it there, and answers with the
-// first token. When it fails before that, nobody tells the decode engine.
+// prefillRoom prefills once the decode engine has said where the KV goes, writes it there, and
+// answers with the first token. When it fails before that, nobody tells the decode engine.
 func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	cfg := b.engine.cfg
 	a := b.newAnswer(x, r, r.firstOf(r.plan(r.prompt.Answer)))
@@ -316,8 +321,8 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 // cut says whether no KV can be written to the decode engine.
 func (r *request) cut(to bind.Registration) bool { return to.Cut || r.troubles.has(TransferFails) }
 
-// writeRoom writes the KV of a prompt to its decode engine; false: the request was ended. A transfer that has begun goes on to its end all
-// the same.
+// writeRoom writes the KV of a prompt to its decode engine; false: the request was ended. A
+// transfer that has begun goes on to its end all the same.
 func (b *bound) writeRoom(x *exchange, r *request, a *answer, to bind.Registration) bool {
 	rank := b.prefills[r.rank]
 	rank.Inflight.Add(1)
@@ -340,8 +345,8 @@ func (b *bound) writeRoom(x *exchange, r *request, a *answer, to bind.Registrati
 	return x.Ctx.Err() == nil && (!broken || x.Pause(late.delay()))
 }
 
-// joinRoom tells the prefill engine where the KV goes, and gives the request up when that takes too long or
-// the prefill engine is gone.
+// joinRoom tells the prefill engine where the KV goes, and gives the request up when that takes too
+// long or the prefill engine is gone.
 func (b *bound) joinRoom(x *exchange, r *request, landing *bind.Landing) {
 	cfg, to, ctx := b.engine.cfg, r.room.Address, x.Ctx
 	err := bind.Post(b.ctx, b.pull, to, bind.RegisterPath,

@@ -30,7 +30,8 @@ func sglang(t *testing.T, limit time.Duration, shared Config) pair {
 
 const patient = time.Minute
 
-// both sends both legs at the same time, as a right proxy does, and returns what the clients of either get.
+// both sends both legs at the same time, as a right proxy does, and returns what the clients of
+// either get.
 func (p pair) both(prompt, more string) (prefill reply, decode stream) {
 	p.Helper()
 	first, second := p.post(p.p, "p", prompt, more), p.post(p.d, "d", prompt, more)
@@ -198,7 +199,8 @@ func TestAbortTakesAllWhoseIDBeginsSo(t *testing.T) {
 	p.nothingHeld()
 }
 
-// The decode leg must not end before the prefill leg: its pages are given away while they are written.
+// The decode leg must not end before the prefill leg: its pages are given away while they are
+// written.
 func TestPagesThatAreFreedTooEarlySpoilTheNextRequest(t *testing.T) {
 	for name, early := range map[string]bool{"decode first": true, "prefill first": false} {
 		t.Run(name, func(t *testing.T) {
@@ -275,7 +277,8 @@ func TestWhatSGLangTellsOfItself(t *testing.T) {
 	require.Contains(t, get(p.p, "/metrics").body, "sglang:num_prefill_inflight_queue_reqs")
 }
 
-// It counts tokens as it makes them, the first of an answer where its prompt was computed, and lengths once a request has ended.
+// It counts tokens as it makes them, the first of an answer where its prompt was computed, and
+// lengths once a request has ended.
 func TestWhatSGLangCounts(t *testing.T) {
 	p := sglang(t, patient, Config{})
 	r, s := p.both("a b", p.inRoom(1, streaming+`"max_tokens":5,`))
@@ -317,8 +320,9 @@ func sglangRanks(t *testing.T, cfg Config) (*Engine, pair) {
 
 const scores = `{"model":"ref","query":"a","items":["b"],"label_token_ids":[1]}`
 
-// Read in 0.5.23: managers/data_parallel_controller.py, follow_bootstrap_room_scheduler and maybe_external_dp_rank_routing.
-// The controller catches no exception, and its parent process ends the whole server.
+// Read in 0.5.23: managers/data_parallel_controller.py, follow_bootstrap_room_scheduler and
+// maybe_external_dp_rank_routing. The controller catches no exception, and its parent process ends
+// the whole server.
 func TestWhatEndsAServerOfSGLang(t *testing.T) {
 	masked := []Rule{{Fault: MaskedRank, Rank: new(1)}}
 	for _, row := range []struct {
@@ -397,7 +401,8 @@ func TestARankOfSGLangChecksItsRoom(t *testing.T) {
 	}
 }
 
-// Read in 0.5.23: arg_groups/pd_disaggregation_hook.py. No other request finds KV that an aborted prefill has left.
+// Read in 0.5.23: arg_groups/pd_disaggregation_hook.py. No other request finds KV that an aborted
+// prefill has left.
 func TestADecodeRankOfSGLangKeepsNoPrefixes(t *testing.T) {
 	p := sglang(t, patient, Config{KV: KV{PrefixCache: 64}})
 	prompt := reftext.MakePrompt(1, 300)

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The wire forms of SGLang 0.5.23 where a proxy reads them, of requests that no prefill engine meets.
+// The wire forms of SGLang 0.5.23 where a proxy reads them, of requests that no prefill engine
+// meets.
 func TestHowSGLangRefusesAResponseAndAMessage(t *testing.T) {
 	p := sglang(t, 50*time.Millisecond, Config{})
 	const message, response = `{%s"model":"ref","max_tokens":9,"messages":[{"role":"user","content":"a b"}]}`, `{%s"model":"ref","input":"a b"}`

@@ -53,8 +53,9 @@ type Writes[N any] struct {
 	MixedPushes  N `json:"mixed_pushes"`  // requests with KV of two prefill engines: wrong text
 	FreedWrites  N `json:"freed_writes"`  // requests whose pages were given to them while another's KV was written into them: wrong text
 	SampledApart N `json:"sampled_apart"` // requests whose legs sample the first token differently: wrong text
-	// OutlivedWrites began in time, and their pin timed out before they ended: wrong text. No proxy can end a write. vLLM gives the blocks
-	// away all the same (0.32.0, nixl/base_worker.py, _reap_expired_send_leases).
+	// OutlivedWrites began in time, and their pin timed out before they ended: wrong text. No proxy
+	// can end a write. vLLM gives the blocks away all the same (0.32.0, nixl/base_worker.py,
+	// _reap_expired_send_leases).
 	OutlivedWrites N `json:"outlived_writes"`
 	RankPosts      N `json:"rank_posts"`    // prefills of SGLang that told a bootstrap server first which rank has their room
 	RoomTimeouts   N `json:"room_timeouts"` // legs of SGLang that waited too long for the other one

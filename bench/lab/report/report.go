@@ -104,8 +104,8 @@ func (v Value) Interval(samples int) float64 {
 
 // Gain is how much more of a metric b has than a, as a share of a's: the geometric mean of the
 // ratios of the seeds, and the ends of its 95 % interval. Both runs must have had the same load on
-// each seed, so that the deviation between loads cancels out. The ratios' logarithms are taken to be
-// normal. seeds are those where both runs have the metric; of one seed there is no interval.
+// each seed, so that the deviation between loads cancels out. The ratios' logarithms are taken to
+// be normal. seeds are those where both runs have the metric; of one seed there is no interval.
 func Gain(a, b Run, m Metric) (mean, low, high float64, seeds int) {
 	var logs []Sample
 	for i := range min(len(a.Samples), len(b.Samples)) {

@@ -118,7 +118,8 @@ func Grouped(x float64, digits int) string {
 	return sign + whole + rest
 }
 
-// cell is a run's value, absent where it was not measured, and its ratio to the first run's, empty without one.
+// cell is a run's value, absent where it was not measured, and its ratio to the first run's, empty
+// without one.
 func (r *Report) cell(run int, c column, absent string) (value, ratio string) {
 	value = absent
 	if v, ok := r.Runs[run].Metrics[c.metric]; ok {

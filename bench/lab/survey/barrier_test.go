@@ -26,7 +26,8 @@ import (
 	"evenkeel/engine"
 )
 
-// watchGroup has uneven ranks decode for some minutes of virtual time, and returns what a survey reads of their pages as SGLang.
+// watchGroup has uneven ranks decode for some minutes of virtual time, and returns what a survey
+// reads of their pages as SGLang.
 // counts: the engine is told to count its barrier.
 func watchGroup(t *testing.T, cfg group.Config, counts bool) *Series {
 	var pages [300][]byte // one a second
@@ -84,7 +85,8 @@ func sglangPage(g *group.Group, cfg group.Config, counts bool) []byte {
 	return bind.AppendMetrics(nil, "m", "decode", ranks)
 }
 
-// What an engine counts of its own barrier is what a survey computes of it from samples, if the survey is right.
+// What an engine counts of its own barrier is what a survey computes of it from samples, if the
+// survey is right.
 func TestTheEngineAgreesWithTheSurvey(t *testing.T) {
 	cfg := group.Config{Ranks: 4, Slots: 12, Blocks: 8192, TokensPerChunk: 1, C0: 20 * time.Millisecond, C1: 300 * time.Nanosecond}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -150,8 +152,8 @@ func TestASurveyNamesTheNearestLaw(t *testing.T) {
 	require.Nil(t, Nearest("sglang", "", 4, nil), "nothing was seen")
 }
 
-// countedPage is a page after so many seconds, of two ranks that read 300 and 100 KV tokens in each of 20 steps a second. The
-// barrier's series of the first rank are replaced.
+// countedPage is a page after so many seconds, of two ranks that read 300 and 100 KV tokens in each
+// of 20 steps a second. The barrier's series of the first rank are replaced.
 func countedPage(at int64, instead map[string]string) []byte {
 	n := 20 * at
 	text := string(bind.AppendMetrics(nil, "m", "decode", []bind.Gauges{

@@ -12,8 +12,8 @@ import (
 	"evenkeel/bench/sim/mixed"
 )
 
-// Budget is what another number of tokens in a step would change, by the nearest law of the table. An operator can have the first part
-// with one flag and without a proxy.
+// Budget is what another number of tokens in a step would change, by the nearest law of the table.
+// An operator can have the first part with one flag and without a proxy.
 type Budget struct {
 	Now, Best   int     // tokens of a rank in a step; of the others, the Best has most tokens/s; 0: each makes first tokens much later
 	Alone, With Outcome // of the engine by itself with the Best, and of evenkeel in front of it, beside the engine by itself Now
@@ -23,15 +23,15 @@ type Budget struct {
 // Outcome is how many times as much as with the engine by itself.
 type Outcome struct{ Tokens, TTFT, TPOT95 float64 }
 
-// budgets are those that are tried. Smaller ones run nearly all prompts in small steps outside of CUDA graphs, for which no law was
-// measured.
+// budgets are those that are tried. Smaller ones run nearly all prompts in small steps outside of
+// CUDA graphs, for which no law was measured.
 var budgets = []int{2048, 4096, 8192, 16384}
 
 // With so much longer a first token, a setting is none that an operator would want.
 const longerTTFT = 1.2
 
-// tryBudgets simulates the engine by itself and evenkeel with other budgets. It finds nothing (nil) if no law is near, or if too few requests
-// ended to know how long they are.
+// tryBudgets simulates the engine by itself and evenkeel with other budgets. It finds nothing (nil)
+// if no law is near, or if too few requests ended to know how long they are.
 func (f *Finding) tryBudgets(ctx context.Context, given Given) *Budget {
 	if f.Nearest == nil || f.Nearest.Error > Far {
 		return nil

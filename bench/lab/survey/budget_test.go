@@ -11,8 +11,9 @@ import (
 	"evenkeel/internal/race"
 )
 
-// What a survey says another budget would bring, the same load brings at least when it is served with that budget. It may bring more: the
-// survey takes a law of the same model on another GPU for these engines.
+// What a survey says another budget would bring, the same load brings at least when it is served
+// with that budget. It may bring more: the survey takes a law of the same model on another GPU for
+// these engines.
 func TestASurveyForetellsWhatABudgetIsWorth(t *testing.T) {
 	race.Alone(t)
 	e, err := laws.Find("DeepSeek-V3,vllm,H200,16")

@@ -35,8 +35,8 @@ type Finding struct {
 	Nearest *Near   // of the table; nil: it has no law of as many ranks, or nothing tells how long steps are
 	KVShare float64 // of a step, that reading KV takes on the fullest rank
 	WaitMs  float64 // for which a rank waits for the others in a step, in the mean, by the law
-	// that could be gained: on decode ranks if all were always as full as the mean and no slot stood empty; where ranks prefill, if prompts
-	// cost nothing
+	// that could be gained: on decode ranks if all were always as full as the mean and no slot stood
+	// empty; where ranks prefill, if prompts cost nothing
 	Most    Span
 	Changes []Change
 	Assumed []string
@@ -143,8 +143,9 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 // leastSteps is how many steps a window has at least, about.
 const leastSteps = 15
 
-// withoutPrompts says what could be gained at most where ranks prefill: all that prompts cost, so that a step takes as long as where hardly
-// any are computed. How much of that rounds would gain depends on what a prompt costs other ranks, which no page tells.
+// withoutPrompts says what could be gained at most where ranks prefill: all that prompts cost, so
+// that a step takes as long as where hardly any are computed. How much of that rounds would gain
+// depends on what a prompt costs other ranks, which no page tells.
 func (f *Finding) withoutPrompts(points []point, given Given) error {
 	if given.Budget == 0 {
 		f.Assumed = append(f.Assumed,
@@ -187,15 +188,15 @@ func (f *Finding) withoutPrompts(points []point, given Given) error {
 const measureIt = "to measure the gain, play a trial on one address that nobody else uses: evenkeel survey --trial --engines ADDR " +
 	"(docs/trial.md)"
 
-// The windows with the fewest tokens of prompts are a tenth of all, and so many at least. In a step of theirs there is that share of the
-// mean at most.
+// The windows with the fewest tokens of prompts are a tenth of all, and so many at least. In a step
+// of theirs there is that share of the mean at most.
 const (
 	leastFew = 5
 	hardly   = 0.1
 )
 
-// prefilling says in what share of the steps ranks compute prompts, if each step of a rank that does has as many tokens as it can, and
-// ranks do not wait for each other.
+// prefilling says in what share of the steps ranks compute prompts, if each step of a rank that
+// does has as many tokens as it can, and ranks do not wait for each other.
 func (f *Finding) prefilling(points []point) {
 	var steps, some, ranks float64
 	for i := range points {
@@ -207,7 +208,8 @@ func (f *Finding) prefilling(points []point) {
 	}
 }
 
-// chunk is how many tokens of a prompt a step computes in the mean, if each has as many as are left and as the budget allows.
+// chunk is how many tokens of a prompt a step computes in the mean, if each has as many as are left
+// and as the budget allows.
 func (given Given) chunk(g *Group) float64 {
 	budget := float64(cmp.Or(given.Budget, assumedBudget))
 	t, ok := newTexts(g.prompts, g.outputs)
@@ -264,7 +266,8 @@ func (f *Finding) unasked() bool {
 	return f.SGLang && len(f.Ranks) > 1 && f.Tokens > 0 && f.barrier.Steps == 0
 }
 
-// early says whether ranks are chosen before the prefill: SGLang's are, where others prefill. Of other engines no page tells it.
+// early says whether ranks are chosen before the prefill: SGLang's are, where others prefill. Of
+// other engines no page tells it.
 func (f *Finding) early() bool { return f.SGLang && f.Kind == decodes }
 
 // ready are the requests in the engines that are prefilled: they run, or wait for a slot.
@@ -275,15 +278,17 @@ func (f *Finding) ready() float64 {
 	return f.InFlight
 }
 
-// becomes is what a policy would make of a group, as far as a simulation tells: how much of the excess of its fullest rank over the mean
-// would be left, and how many requests would run. Each has a standard error.
+// becomes is what a policy would make of a group, as far as a simulation tells: how much of the
+// excess of its fullest rank over the mean would be left, and how many requests would run. Each has
+// a standard error.
 type becomes struct {
 	excess, excessError   float64
 	running, runningError float64
 }
 
-// levelling is what it is worth if that becomes of a group. The windows are drawn anew in blocks, since neighbours are alike, with a law
-// for each draw. A block lasts as long as an answer at least: until then the same requests run.
+// levelling is what it is worth if that becomes of a group. The windows are drawn anew in blocks,
+// since neighbours are alike, with a law for each draw. A block lasts as long as an answer at
+// least: until then the same requests run.
 func (f *Finding) levelling(points []point, to becomes) Span {
 	steps, answer := 0.0, f.outputs.mean() // of all windows, and of an answer
 	for i := range points {
@@ -316,7 +321,8 @@ func (f *Finding) levelling(points []point, to becomes) Span {
 	return Span{Low: min(low, middle, middle+few*(low-middle)), Middle: middle, High: max(high, middle, middle+few*(high-middle))}
 }
 
-// fewer is how many times as wide an interval is that so few blocks tell, about as Student's distribution has it. Two tell hardly anything.
+// fewer is how many times as wide an interval is that so few blocks tell, about as Student's
+// distribution has it. Two tell hardly anything.
 func fewer(blocks int) float64 {
 	if blocks < 3 {
 		return 9
@@ -402,14 +408,15 @@ func weighed(values, weights []float64) (mean, deviation float64) {
 // levelled is the default policy on ranks that decode.
 const levelled = "ranks levelled by evenkeel"
 
-// How often the policies are simulated on a group, and the standard error of what they make of it, as a share: their requests only resemble
-// the real ones.
+// How often the policies are simulated on a group, and the standard error of what they make of it,
+// as a share: their requests only resemble the real ones.
 const (
 	simulated = 5
 	spare     = 0.1
 )
 
-// unseen is the standard error of a gain for what nobody can foretell: requests that were not seen are others.
+// unseen is the standard error of a gain for what nobody can foretell: requests that were not seen
+// are others.
 const unseen = 0.005
 
 // assume says what no page told.

@@ -1,5 +1,5 @@
-// Package survey looks at engines that serve already, behind whatever router, and says what levelling their ranks could
-// gain. It reads their pages of metrics and changes nothing.
+// Package survey looks at engines that serve already, behind whatever router, and says what
+// levelling their ranks could gain. It reads their pages of metrics and changes nothing.
 package survey
 
 import (
@@ -12,8 +12,9 @@ import (
 	"evenkeel/engine"
 )
 
-// Watch asks all engines for their metrics, once in each interval, until the time is over or ctx ends. Each engine has one request at a
-// time. One that is silent in the first round is an error: its address may be wrong.
+// Watch asks all engines for their metrics, once in each interval, until the time is over or ctx
+// ends. Each engine has one request at a time. One that is silent in the first round is an error:
+// its address may be wrong.
 func Watch(ctx context.Context, client *engine.Client, targets []*engine.Target, every, lasts time.Duration,
 	told func(gone time.Duration)) ([]*Series, error) {
 	all, began := seriesOf(targets), time.Now()
@@ -36,7 +37,8 @@ func Watch(ctx context.Context, client *engine.Client, targets []*engine.Target,
 	return all, nil
 }
 
-// Follow is Watch until ctx ends, for engines that are known to serve: one that is silent at first is asked again in the next round.
+// Follow is Watch until ctx ends, for engines that are known to serve: one that is silent at first
+// is asked again in the next round.
 func Follow(ctx context.Context, client *engine.Client, targets []*engine.Target, every time.Duration) []*Series {
 	all := seriesOf(targets)
 	_ = rounds(ctx, client, targets, all, every, func(int) (bool, error) { return false, nil }) // which never fails
@@ -51,7 +53,8 @@ func seriesOf(targets []*engine.Target) []*Series {
 	return all
 }
 
-// rounds asks all engines in each interval, until ctx ends or what is done after a round says that it is over.
+// rounds asks all engines in each interval, until ctx ends or what is done after a round says that
+// it is over.
 func rounds(ctx context.Context, client *engine.Client, targets []*engine.Target, all []*Series, every time.Duration,
 	after func(round int) (over bool, fail error),
 ) error {

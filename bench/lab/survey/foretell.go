@@ -51,7 +51,8 @@ func newTraffic(f *Finding, given Given) (*traffic, error) {
 	return &traffic{Finding: f, texts: t, slots: slots}, nil
 }
 
-// atMost is how many requests could run, if none waited for a slot or for KV room while another rank has some.
+// atMost is how many requests could run, if none waited for a slot or for KV room while another
+// rank has some.
 func (l *traffic) atMost() float64 {
 	most := min(l.ready(), float64(len(l.Ranks)*l.slots))
 	if !math.IsNaN(l.KVFull) {
@@ -63,15 +64,15 @@ func (l *traffic) atMost() float64 {
 // nearlyFull is what share of their KV room ranks use at most, about.
 const nearlyFull = 0.95
 
-// steady is the variance of the number of requests in flight, as a share of its mean, below which it is taken to be held. Where requests
-// come by themselves it is about 1.
+// steady is the variance of the number of requests in flight, as a share of its mean, below which
+// it is taken to be held. Where requests come by themselves it is about 1.
 const steady = 0.25
 
 // others are how other routers choose decode ranks; the last policy is what they are held against.
 var others = []string{"rr", "jsq", "jsq-kv", "evenkeel"}
 
-// levels is what a simulation of ranks that decode makes of a policy: how much more than the mean the fullest rank has, as a share of the
-// mean, and how many requests run.
+// levels is what a simulation of ranks that decode makes of a policy: how much more than the mean
+// the fullest rank has, as a share of the mean, and how many requests run.
 type levels struct {
 	kv       float64 // tokens
 	requests float64
@@ -137,7 +138,8 @@ func (a levels) unlike(kv, requests float64) float64 {
 // hardlyUneven is an excess below which differences tell little.
 const hardlyUneven = 0.01
 
-// leastC1Ms is used where KV costs nothing, because policies express the cost of a request in KV tokens.
+// leastC1Ms is used where KV costs nothing, because policies express the cost of a request in KV
+// tokens.
 const leastC1Ms = 1e-9
 
 // mostJobs bounds how long a simulation takes.

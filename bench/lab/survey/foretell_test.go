@@ -117,8 +117,8 @@ func watchMixed(t *testing.T, l *mixed.Load, p mixed.Contender, most time.Durati
 	return s, o
 }
 
-// On ranks that prefill a survey sees in which share of the steps prompts are computed, and on how many ranks at once. What it says could
-// be gained at most, rounds do not exceed.
+// On ranks that prefill a survey sees in which share of the steps prompts are computed, and on how
+// many ranks at once. What it says could be gained at most, rounds do not exceed.
 func TestASurveySeesHowPromptsMeet(t *testing.T) {
 	race.Alone(t)
 	bases := []mixed.Contender{{Name: "rr", Spec: "rr"}, {Name: "least tokens", Route: mixed.LeastTokens}}
@@ -152,8 +152,9 @@ func TestASurveySeesHowPromptsMeet(t *testing.T) {
 	require.Positive(t, told)
 }
 
-// Under round robin and jsq-kv, at 2 to 32 ranks whose law is not told, a survey foretells what levelling is worth. evenkeel knows the law,
-// which it learns in some minutes: some runs are shorter.
+// Under round robin and jsq-kv, at 2 to 32 ranks whose law is not told, a survey foretells what
+// levelling is worth. evenkeel knows the law, which it learns in some minutes: some runs are
+// shorter.
 func TestASurveyForetellsWhatLevellingIsWorth(t *testing.T) {
 	race.Alone(t)
 	score := verdicts{t: t}
@@ -179,7 +180,8 @@ func TestASurveyForetellsWhatLevellingIsWorth(t *testing.T) {
 	score.judge()
 }
 
-// Where SGLang serves, ranks are chosen before the prefill, so that a survey does not promise what choosing them after it would gain.
+// Where SGLang serves, ranks are chosen before the prefill, so that a survey does not promise what
+// choosing them after it would gain.
 func TestASurveyOfSGLangCountsTheEmptySlots(t *testing.T) {
 	race.Alone(t)
 	tried := 0
@@ -324,8 +326,8 @@ func watchSteps(run *report.Run, l *decodeLoad, number int) *Series {
 	return s
 }
 
-// The loads on which it is judged what a survey foretells. docs/fit.md tells of 20 of each of the seeds 20261205 and 20261206, which take a
-// minute each.
+// The loads on which it is judged what a survey foretells. docs/fit.md tells of 20 of each of the
+// seeds 20261205 and 20261206, which take a minute each.
 var (
 	cases = flag.Int("cases", 5, "loads")
 	seed  = flag.Uint64("seed", 20261203, "of the loads")

@@ -23,8 +23,8 @@ type point struct {
 	prompting, computing            float64 // in what share of the steps a rank computes a prompt, and how many do in a step, about
 }
 
-// points are the windows of a group in which something was answered, each of so many seconds at least. A chunk of a prompt has so many
-// tokens at most.
+// points are the windows of a group in which something was answered, each of so many seconds at
+// least. A chunk of a prompt has so many tokens at most.
 func (g *Group) points(seconds, chunk float64) (all []point) {
 	var p point
 	var lasted, weight float64
@@ -64,7 +64,8 @@ func (g *Group) points(seconds, chunk float64) (all []point) {
 	return all
 }
 
-// busy is in what share of a window the group stepped, about: what was answered, against what those that ran would have got.
+// busy is in what share of a window the group stepped, about: what was answered, against what those
+// that ran would have got.
 func busy(w *window) float64 {
 	running := 0.0
 	for i := range w.ranks {
@@ -76,7 +77,8 @@ func busy(w *window) float64 {
 	return min(1, w.output*w.stepMs/(1000*w.seconds*running))
 }
 
-// fit finds the law of some windows. A term that is less than so many standard errors above nothing is left out: it is in c0 then.
+// fit finds the law of some windows. A term that is less than so many standard errors above nothing
+// is left out: it is in c0 then.
 func fit(all []point, sure float64) (f fitted) {
 	type column struct {
 		value func(p *point) float64

@@ -38,9 +38,10 @@ type fine struct {
 // Buckets are cut into so many cells.
 const cells = 24
 
-// fine puts lengths into their buckets as the histogram counts them. Where in a bucket, it does not tell: their logarithms have a density
-// there which goes from the mean of this bucket's and the one before to that of this one's and the next, and then all are drawn up or down
-// until their mean is the one that was seen. Of all ways to reach it this adds the least: long ones move the most.
+// fine puts lengths into their buckets as the histogram counts them. Where in a bucket, it does not
+// tell: their logarithms have a density there which goes from the mean of this bucket's and the one
+// before to that of this one's and the next, and then all are drawn up or down until their mean is
+// the one that was seen. Of all ways to reach it this adds the least: long ones move the most.
 func (h *Histogram) fine() fine {
 	var l fine
 	var weights []float64
@@ -121,7 +122,8 @@ func (h *Histogram) density(i int) float64 {
 	return n / math.Log(to/from)
 }
 
-// edges of a bucket, which are at least 1 and differ. The last one may reach twice as far as the mean of its lengths can lie.
+// edges of a bucket, which are at least 1 and differ. The last one may reach twice as far as the
+// mean of its lengths can lie.
 func (h *Histogram) edges(i int) (from, to float64) {
 	from, to = 1, h.Bounds[i]
 	if i > 0 {

@@ -20,8 +20,9 @@ type Near struct {
 // Far is the mean error above which the nearest law is no law of these engines.
 const Far = 0.2
 
-// Nearest is, of the laws of as many ranks of this engine, the one with the least mean error over the steps that were seen. It is one of
-// this model if the table has any. Nil: there is none, or nothing was seen.
+// Nearest is, of the laws of as many ranks of this engine, the one with the least mean error over
+// the steps that were seen. It is one of this model if the table has any. Nil: there is none, or
+// nothing was seen.
 func Nearest(engine, model string, ranks int, windows []Window) (n *Near) {
 	if len(windows) == 0 {
 		return nil

@@ -18,8 +18,8 @@ import (
 	"evenkeel/engine"
 )
 
-// vllmPage is a page of a decode engine of vLLM with two ranks after so many seconds. The lines of these names of the first rank are
-// replaced.
+// vllmPage is a page of a decode engine of vLLM with two ranks after so many seconds. The lines of
+// these names of the first rank are replaced.
 func vllmPage(at int, instead map[string]string) string {
 	lines := map[string]string{
 		"vllm:num_requests_running":              `{engine="0",model_name="m"} 4`,
@@ -101,8 +101,8 @@ func TestPagesThatCannotFollowEachOther(t *testing.T) {
 	}
 }
 
-// How long a step takes is said by the ranks that tell both the sum of the gaps between tokens and their count, and by no page that was
-// not compared with the one before it.
+// How long a step takes is said by the ranks that tell both the sum of the gaps between tokens and
+// their count, and by no page that was not compared with the one before it.
 func TestASumOfGapsSaysNothingWithoutItsCount(t *testing.T) {
 	sum, count := "vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count"
 	untold, much := `{engine="0"} NaN`, `{engine="0"} 9007199254740992`
@@ -131,7 +131,8 @@ func TestASumOfGapsSaysNothingWithoutItsCount(t *testing.T) {
 	}
 }
 
-// The report of a survey says why a page was not believed, and at the beginning the survey ends with it.
+// The report of a survey says why a page was not believed, and at the beginning the survey ends
+// with it.
 func TestASurveySaysThatAPageCannotBeRight(t *testing.T) {
 	var asked atomic.Int64
 	var odd atomic.Int64 // from this page on

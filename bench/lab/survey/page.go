@@ -36,7 +36,8 @@ type Rank struct {
 	Prompts, Outputs Histogram // lengths of the requests that have ended, in tokens
 }
 
-// Barrier is what SGLang counts of the steps that ranks do together. Without SGLANG_ENABLE_METRICS_DP_ATTENTION=1 it counts none.
+// Barrier is what SGLang counts of the steps that ranks do together. Without
+// SGLANG_ENABLE_METRICS_DP_ATTENTION=1 it counts none.
 type Barrier struct {
 	Steps      float64
 	WaitedMs   float64 // until all ranks had come to the gather before a step
@@ -51,8 +52,8 @@ type Histogram struct {
 	Sum    float64
 }
 
-// family is where a figure stands: the first name with a value wins. Series of a rank are added up, if their label has that value; of a
-// gauge the largest counts.
+// family is where a figure stands: the first name with a value wins. Series of a rank are added up,
+// if their label has that value; of a gauge the largest counts.
 type family struct {
 	names        []string
 	label, value string
@@ -89,7 +90,8 @@ var (
 	outputLengths = []string{"vllm:request_generation_tokens", "sglang:generation_tokens_histogram"}
 )
 
-// mostPairs is more than 2^53: a chunk of a long prompt has billions of pairs, and a sum of such numbers goes on above it.
+// mostPairs is more than 2^53: a chunk of a long prompt has billions of pairs, and a sum of such
+// numbers goes on above it.
 const mostPairs = 1e20
 
 // limits are the series that are read, with the largest values that they can be right about.
@@ -212,7 +214,8 @@ func Read(text []byte) (Page, error) {
 	return p, nil
 }
 
-// fit leaves out the memory of an engine that has less than one request of its context may need, because the page means something else.
+// fit leaves out the memory of an engine that has less than one request of its context may need,
+// because the page means something else.
 func (p *Page) fit(context int) {
 	for i := range p.Ranks {
 		if r := &p.Ranks[i]; r.memory.For(context).Misread.Tokens > 0 {
@@ -221,7 +224,8 @@ func (p *Page) fit(context int) {
 	}
 }
 
-// since is what came to it after it was like another one. Of two counters that belong together, none counts where one is not told.
+// since is what came to it after it was like another one. Of two counters that belong together,
+// none counts where one is not told.
 func (b Barrier) since(o Barrier) (came Barrier) {
 	if steps, waited := b.Steps-o.Steps, b.WaitedMs-o.WaitedMs; !math.IsNaN(steps + waited) {
 		came.Steps, came.WaitedMs = steps, waited
@@ -244,7 +248,8 @@ func zeroIfUnknown(x float64) float64 {
 	return x
 }
 
-// of is the figure of a rank. SGLang's workers of a rank tell the same each, so the largest counts there.
+// of is the figure of a rank. SGLang's workers of a rank tell the same each, so the largest counts
+// there.
 func (f family) of(families map[string]*dto.MetricFamily, rank string) float64 {
 	for _, name := range f.names {
 		sum, found := map[string]float64{}, false

@@ -11,8 +11,9 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// Series is what the page of one address told over time. It keeps a bounded number of samples: where there are more, only those of every
-// second round are kept, then of every fourth, and so on. All addresses keep the same rounds.
+// Series is what the page of one address told over time. It keeps a bounded number of samples:
+// where there are more, only those of every second round are kept, then of every fourth, and so on.
+// All addresses keep the same rounds.
 type Series struct {
 	Address string
 	Model   string
@@ -47,8 +48,9 @@ type sample struct {
 	ranks []Rank // without histograms
 }
 
-// Add takes what a page told in a round, which has a number. A page that cannot come after the one before is a PageError. Which of the two
-// is wrong nobody knows, so that counting begins anew with the next.
+// Add takes what a page told in a round, which has a number. A page that cannot come after the one
+// before is a PageError. Which of the two is wrong nobody knows, so that counting begins anew with
+// the next.
 func (s *Series) Add(round int, at time.Time, p Page) error {
 	switch {
 	case s.every == 0:
@@ -85,7 +87,8 @@ func (s *Series) Add(round int, at time.Time, p Page) error {
 	return nil
 }
 
-// Between two pages of an engine, no rank counts more tokens than these, and no gap between two tokens is shorter or longer in the mean.
+// Between two pages of an engine, no rank counts more tokens than these, and no gap between two
+// tokens is shorter or longer in the mean.
 const (
 	fastest     = 1e9  // tokens a second, those of cached prompts among them
 	late        = 10.0 // seconds that a page may have come later than it was asked for
@@ -93,7 +96,8 @@ const (
 	longestGap  = 3600 * 1e3
 )
 
-// follows says whether a page is of the same life of an engine as one before, so that what it counts goes on, and why it cannot be.
+// follows says whether a page is of the same life of an engine as one before, so that what it
+// counts goes on, and why it cannot be.
 func (p *Page) follows(last *Page, after time.Duration) (same bool, odd error) {
 	if p.Started != last.Started || len(p.Ranks) != len(last.Ranks) {
 		return false, nil
@@ -183,8 +187,8 @@ const (
 	untold   kind = "do not count tokens"
 )
 
-// does says what the ranks of an address did meanwhile. SGLang tells it. Of vLLM, who computes hardly any prompt decodes, and who gives one
-// token for each request prefills.
+// does says what the ranks of an address did meanwhile. SGLang tells it. Of vLLM, who computes
+// hardly any prompt decodes, and who gives one token for each request prefills.
 func (s *Series) does() kind {
 	switch {
 	case s.Role == "prefill":
@@ -235,8 +239,8 @@ type rankIn struct {
 	computed                     float64 // tokens of prompts
 }
 
-// groups puts the addresses together whose ranks step together: those of one page always do, and addresses with one rank each if they
-// have a model and do the same.
+// groups puts the addresses together whose ranks step together: those of one page always do, and
+// addresses with one rank each if they have a model and do the same.
 func groups(all []*Series) []*Group {
 	type key struct {
 		model string
@@ -363,9 +367,10 @@ func (g *Group) dropLong() {
 	g.Lost += was - len(g.windows)
 }
 
-// computedIn is how many tokens of prompts a rank computed between two samples. SGLang counts them as it computes them. vLLM counts a
-// prompt when all of it is computed, so that a long one is told late; but its KV grows with each chunk, by what is computed and answered,
-// and shrinks by what has ended.
+// computedIn is how many tokens of prompts a rank computed between two samples. SGLang counts them
+// as it computes them. vLLM counts a prompt when all of it is computed, so that a long one is told
+// late; but its KV grows with each chunk, by what is computed and answered, and shrinks by what has
+// ended.
 func computedIn(x, y *Rank, direct bool) float64 {
 	n := (y.KV - x.KV) - (y.Output - x.Output) + (y.Ended - x.Ended) - zeroIfUnknown(y.Hits-x.Hits) - zeroIfUnknown(y.Pulled-x.Pulled)
 	if direct || math.IsNaN(n) {

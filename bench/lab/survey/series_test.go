@@ -16,7 +16,8 @@ func dice() *rand.Rand { return random }
 
 var began = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// told is a series of an address whose ranks each answer 10 tokens a second, with so many prompts of another kind.
+// told is a series of an address whose ranks each answer 10 tokens a second, with so many prompts
+// of another kind.
 func told(address string, ranks int, seconds int, computed, pulled, answers float64) *Series {
 	s := &Series{Address: address}
 	for i := range seconds {
@@ -122,7 +123,8 @@ func TestTotalsOutliveARestart(t *testing.T) {
 	require.Equal(t, both, s.does())
 }
 
-// A slope that hardly any window tells is uncertain, and not nothing: all ranks but one hold 60,000 tokens for hours.
+// A slope that hardly any window tells is uncertain, and not nothing: all ranks but one hold 60,000
+// tokens for hours.
 func TestWhatNoWindowTellsIsNotNothing(t *testing.T) {
 	f := &Finding{Group: &Group{Kind: decodes, Ranks: []string{"a"}}, Closed: true}
 	var points []point
@@ -192,7 +194,8 @@ func TestARankAloneHasNothingToGain(t *testing.T) {
 	require.Equal(t, "There is nothing to gain here: one rank waits for no other.", f.Verdict())
 }
 
-// The fullest rank is that of each sample: where two take turns, each looks like the mean over a while.
+// The fullest rank is that of each sample: where two take turns, each looks like the mean over a
+// while.
 func TestTheFullestRankIsThatOfEachSample(t *testing.T) {
 	s := told("a", 2, 2, 0, 50, 10)
 	for i := range s.samples {

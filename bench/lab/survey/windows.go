@@ -35,7 +35,8 @@ func (g *Group) seen(chunk float64) (out []Window) {
 	return out
 }
 
-// Unread says whether the page of each address was hardly ever read, so that nothing can be known of it, and why not.
+// Unread says whether the page of each address was hardly ever read, so that nothing can be known
+// of it, and why not.
 func Unread(all []*Series) (unread bool, why error) {
 	for _, s := range all {
 		if len(s.samples) > 1 || s.Err == nil {

@@ -49,8 +49,8 @@ func mooncakeRow(line []byte) (row, error) {
 	return r, nil
 }
 
-// namedRow reads a line whose members have other names than Mooncake's, such as one of
-// evenkeel's own request log: {"arrival": "2026-01-02T15:04:05Z", "prompt_tokens": 9, "output_tokens": 3}.
+// namedRow reads a line whose members have other names than Mooncake's, such as one of evenkeel's
+// own request log: {"arrival": "2026-01-02T15:04:05Z", "prompt_tokens": 9, "output_tokens": 3}.
 func namedRow(line []byte) (row, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(line, &members); err != nil {

@@ -1,5 +1,6 @@
-// Package trial plays the same loads to ranks behind one address, once through the engine's own balancing and once through
-// evenkeel, in short blocks in turn, and says what the difference is. Before that, it simulates what the difference should be.
+// Package trial plays the same loads to ranks behind one address, once through the engine's own
+// balancing and once through evenkeel, in short blocks in turn, and says what the difference is.
+// Before that, it simulates what the difference should be.
 package trial
 
 import (
@@ -39,7 +40,8 @@ const (
 	answerSize = 4 << 20
 )
 
-// Ask asks the engine what it is. Ranks and slots are for others to find out. What it does not tell stays empty.
+// Ask asks the engine what it is. Ranks and slots are for others to find out. What it does not tell
+// stays empty.
 func Ask(ctx context.Context, client *engine.Client, at *engine.Target) (e Engine) {
 	get := func(path string, into any) bool {
 		ctx, cancel := context.WithTimeout(ctx, patience)

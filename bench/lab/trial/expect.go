@@ -30,7 +30,8 @@ func spanOf(values []float64) Span {
 	return Span{values[0], values[len(values)/2], values[len(values)-1]}
 }
 
-// Expected is what the simulator makes of a load: by how many percent evenkeel is above the engine's own balancing.
+// Expected is what the simulator makes of a load: by how many percent evenkeel is above the
+// engine's own balancing.
 type Expected struct {
 	Tokens Span `json:"tokens_per_s_percent"`
 	TTFT   Span `json:"ttft_mean_percent"`
@@ -46,7 +47,8 @@ type Expectation struct {
 	Loads []Expected `json:"-"` // each stands with its load
 }
 
-// Find returns the laws of the table by which the trial is simulated: the named one, or all with these ranks and this engine.
+// Find returns the laws of the table by which the trial is simulated: the named one, or all with
+// these ranks and this engine.
 func Find(name string, e *Engine) (found []laws.Entry, err error) {
 	if name != "" {
 		one, err := laws.Find(name)
@@ -81,7 +83,8 @@ func own(e *Engine) mixed.Contender {
 	return c
 }
 
-// Expect simulates the loads under each law, once with its prompts and once with those that were published, for so long each.
+// Expect simulates the loads under each law, once with its prompts and once with those that were
+// published, for so long each.
 func Expect(ctx context.Context, e *Engine, loads []*Load, by []laws.Entry, each time.Duration, told func(done, of int),
 ) (x Expectation, err error) {
 	type run struct {
@@ -127,7 +130,8 @@ func Expect(ctx context.Context, e *Engine, loads []*Load, by []laws.Entry, each
 // percent is by how much x is above y.
 func percent(x, y float64) float64 { return 100 * (x/y - 1) }
 
-// pair is what both make of a load, and how many requests per second the engine's own balancing is served.
+// pair is what both make of a load, and how many requests per second the engine's own balancing is
+// served.
 type pair struct {
 	theirs, ours mixed.Outcome
 	rate         float64
@@ -174,7 +178,8 @@ type Cost struct {
 	Output     Span // tokens of answers
 }
 
-// Costs adds up what the loads take, by what is expected of them. Without an expectation it is what they take at least.
+// Costs adds up what the loads take, by what is expected of them. Without an expectation it is what
+// they take at least.
 func Costs(loads []*Load, x *Expectation, each time.Duration, leastPairs int) (c Cost) {
 	least, uncounted := 0.0, 0.0
 	for k, l := range loads {

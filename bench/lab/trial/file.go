@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Format and Version are of the file that a trial writes. A version has the members of those before it.
+// Format and Version are of the file that a trial writes. A version has the members of those before
+// it.
 const (
 	Format  = "evenkeel-trial"
 	Version = 1
@@ -44,7 +45,8 @@ type Program struct {
 	Policy  string `json:"policy"`
 }
 
-// JSON writes the file. A number that JSON does not have becomes 0 in the report, because one figure must not cost the others.
+// JSON writes the file. A number that JSON does not have becomes 0 in the report, because one
+// figure must not cost the others.
 func (r *Report) JSON(w io.Writer) error {
 	finite(reflect.ValueOf(r))
 	enc := json.NewEncoder(w)

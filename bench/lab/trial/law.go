@@ -30,14 +30,16 @@ type Law struct {
 	Detail string `json:"-"` // why the page could not be read, for people at this machine
 }
 
-// Counted is what SGLang counted itself of how its ranks wait for each other, both ways together (survey.Barrier).
+// Counted is what SGLang counted itself of how its ranks wait for each other, both ways together
+// (survey.Barrier).
 type Counted struct {
 	Steps  float64 `json:"steps"`
 	WaitMs float64 `json:"wait_ms"`      // of a rank in a step, before its forward pass
 	Beyond float64 `json:"pairs_beyond"` // attention that the rank with most computed beyond the others, as a share of all
 }
 
-// Explain compares what was learned, and the laws of the table, with the steps that the engine's page told of.
+// Explain compares what was learned, and the laws of the table, with the steps that the engine's
+// page told of.
 func Explain(e *Engine, learned *Learned, all []*survey.Series) (l Law) {
 	if learned != nil {
 		m := *learned

@@ -46,11 +46,12 @@ func (l *Load) String() string {
 		l.Prompt.Median, l.Prompt.Most, l.Output.Median, l.Output.Most, how)
 }
 
-// most is how many requests per rank are in flight at most, whatever the engine takes: clients and proxy share a machine.
+// most is how many requests per rank are in flight at most, whatever the engine takes: clients and
+// proxy share a machine.
 const most = 128
 
-// Loads are the four, of a size that suits the ranks. The short form has short texts. An open load follows the closed one whose
-// rate it takes.
+// Loads are the four, of a size that suits the ranks. The short form has short texts. An open load
+// follows the closed one whose rate it takes.
 func Loads(e *Engine, short bool) []*Load {
 	all := []*Load{
 		{Name: "chat, closed loop", Prompt: Lengths{600, 0.9, 8000}, Output: Lengths{150, 0.6, 600}},

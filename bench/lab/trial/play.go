@@ -22,7 +22,8 @@ const (
 	Ours     Way = "evenkeel"
 )
 
-// Block is a list of requests that went one way. Times are of the requests that were sent while the load was full.
+// Block is a list of requests that went one way. Times are of the requests that were sent while the
+// load was full.
 type Block struct {
 	Way          Way               `json:"way"`
 	Seconds      float64           `json:"seconds"`
@@ -42,7 +43,8 @@ type Block struct {
 	OutputTokens int64             `json:"output_tokens"`
 }
 
-// whole says whether the block can be compared: it was not broken off, and at most one request in 50 failed.
+// whole says whether the block can be compared: it was not broken off, and at most one request in
+// 50 failed.
 func (b *Block) whole() bool { return b.Sent > 0 && b.Stopped == 0 && 50*b.Failed <= b.Sent }
 
 // Pair is the same requests both ways, in blocks that follow each other.
@@ -93,10 +95,12 @@ const (
 // lasts is how long a load may last.
 func lasts(each, bound time.Duration) time.Duration { return 2*mostTimes*each + bound }
 
-// An engine counts so many tokens for each word of our prompts. By any other number, prompts would not have the length that they should.
+// An engine counts so many tokens for each word of our prompts. By any other number, prompts would
+// not have the length that they should.
 const leastTokens, mostTokens = 0.5, 20
 
-// Measure asks for a few answers, to see that there are any, and how the engine counts the words of prompts.
+// Measure asks for a few answers, to see that there are any, and how the engine counts the words of
+// prompts.
 func (p *Player) Measure(ctx context.Context) error {
 	const words, asked = 200, 4
 	list := slices.Repeat([]trace.Request{{Prompt: min(words, max(2, p.Engine.Context/4)), Output: 4}}, asked)
@@ -136,8 +140,9 @@ func (e *Early) Error() string {
 	return e.Says + " (" + e.Detail + ")"
 }
 
-// Play plays a load until it has its pairs, or the time is over, and adds them to what is played. before is the load before it. It
-// fails where going on makes no sense: the context ended, or requests are not answered.
+// Play plays a load until it has its pairs, or the time is over, and adds them to what is played.
+// before is the load before it. It fails where going on makes no sense: the context ended, or
+// requests are not answered.
 func (p *Player) Play(ctx context.Context, to, before *Played) error {
 	within, cancel := context.WithTimeout(ctx, lasts(p.Each, p.Bound))
 	defer cancel()

@@ -18,7 +18,8 @@ func New(e *Engine, loads []*Load, x *Expectation) *Report {
 	return r
 }
 
-// Play plays all loads. Where it ends early, the report says why and has what was played until then.
+// Play plays all loads. Where it ends early, the report says why and has what was played until
+// then.
 func (r *Report) Play(ctx context.Context, p *Player) {
 	var before *Played
 	for _, l := range r.Loads {

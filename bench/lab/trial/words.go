@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// asked are the settings that a law, or the balancing of the engine, depends on. Nothing else of what an engine tells is kept:
-// paths, hosts and keys are none of ours.
+// asked are the settings that a law, or the balancing of the engine, depends on. Nothing else of
+// what an engine tells is kept: paths, hosts and keys are none of ours.
 var asked = []string{
 	"all2all_backend", "async_scheduling", "attention_backend", "block_size", "cache_dtype", "chunked_prefill_size", "cuda_graph_bs",
 	"cuda_graph_max_bs", "cudagraph_mode", "data_parallel_size", "deepep_mode", "disable_cuda_graph", "disable_radix_cache", "dp_size",
@@ -23,8 +23,8 @@ var asked = []string{
 	"tensor_parallel_size", "tp_size",
 }
 
-// settings finds them, however deep they stand. Where one stands several times, as with a draft model, the one that is least deep
-// counts, and of these the first by the names on the way to it.
+// settings finds them, however deep they stand. Where one stands several times, as with a draft
+// model, the one that is least deep counts, and of these the first by the names on the way to it.
 func settings(told map[string]any) map[string]any {
 	found := map[string]any{}
 	for level := []map[string]any{told}; len(level) > 0; {
@@ -86,7 +86,8 @@ const mostPoints = 1
 // built is a part of what a version says of its build, such as a commit, a day or cu128.
 const built = `(g?[0-9a-f]{6,40}|d[0-9]+|cu[0-9]+|rocm[0-9]+|cpu|tpu|xpu|npu|empty|precompiled)`
 
-// word is a text that can hold no path, no sentence, and no host or address with several points; else it is empty.
+// word is a text that can hold no path, no sentence, and no host or address with several points;
+// else it is empty.
 func word(v any) string {
 	s, ok := v.(string)
 	if !ok || !aWord().MatchString(s) || strings.Count(s, ".") > mostPoints && !aVersion().MatchString(s) {
@@ -95,7 +96,8 @@ func word(v any) string {
 	return s
 }
 
-// modelName is the name of a model without the folders before it; empty: it has something else than letters, digits and . _ -.
+// modelName is the name of a model without the folders before it; empty: it has something else than
+// letters, digits and . _ -.
 func modelName(id string) string {
 	id = strings.TrimRight(id, "/")
 	if name := id[strings.LastIndexByte(id, '/')+1:]; aName().MatchString(name) {

@@ -15,7 +15,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// Params are the settings that stand beside a snapshot, by the policies' names for them; nil where it names none.
+// Params are the settings that stand beside a snapshot, by the policies' names for them; nil where
+// it names none.
 type Params struct {
 	Policy    string   `json:"policy"`
 	Window    *int     `json:"window"`

@@ -1,4 +1,5 @@
-// Package api asks a whole proxy as its callers do: with the official OpenAI client, and as docs/openapi.yaml describes it.
+// Package api asks a whole proxy as its callers do: with the official OpenAI client, and as
+// docs/openapi.yaml describes it.
 package api
 
 import (
@@ -47,7 +48,8 @@ func TestMain(m *testing.M) {
 
 const model = "ref"
 
-// options describe a proxy and its engines. The zero value is one prefill engine and one decode engine of two ranks, all fast.
+// options describe a proxy and its engines. The zero value is one prefill engine and one decode
+// engine of two ranks, all fast.
 type options struct {
 	connector       refengine.Connector // empty: the default of both
 	prefill, decode []refengine.Config
@@ -64,8 +66,8 @@ type proxy struct {
 	requestLog      string
 }
 
-// start starts engines and a proxy, and waits until the engines are up. At the end of the test it holds that nothing was leaked,
-// replayed or left charged.
+// start starts engines and a proxy, and waits until the engines are up. At the end of the test it
+// holds that nothing was leaked, replayed or left charged.
 func start(t *testing.T, o options) *proxy {
 	t.Helper()
 	if o.prefill == nil {

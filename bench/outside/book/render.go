@@ -52,7 +52,8 @@ var markdown = goldmark.New(
 	goldmark.WithRendererOptions(html.WithXHTML()),
 )
 
-// picture matches an image that has a version for dark screens. It is the only HTML that a page may have.
+// picture matches an image that has a version for dark screens. It is the only HTML that a page may
+// have.
 var picture = regexp.MustCompile(`^<picture>\n *<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\n *<img src="([^"]+)" alt="([^"]*)">\n</picture>\n$`)
 
 // render makes a page of Markdown. Links to chapters become links to pages, those

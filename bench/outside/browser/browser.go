@@ -1,4 +1,5 @@
-// Package browser shows pages to a headless Chromium, and takes pictures that are small enough for a repository.
+// Package browser shows pages to a headless Chromium, and takes pictures that are small enough for
+// a repository.
 package browser
 
 import (

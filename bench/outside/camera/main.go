@@ -1,5 +1,5 @@
-// Command camera takes a picture of a page. It is for programs of the module above, which cannot import the browser:
-// bench/claims/outages runs it.
+// Command camera takes a picture of a page. It is for programs of the module above, which cannot
+// import the browser: bench/claims/outages runs it.
 //
 //	go run ./bench/outside/camera                              # starts a browser and ends it, to see that there is one
 //	go run ./bench/outside/camera -await SCRIPT URL FILE       # once SCRIPT is true on the page

@@ -85,8 +85,8 @@ var (
 	part  = regexp.MustCompile(`_(bucket|sum|count)$`) // of a histogram
 )
 
-// TestEveryMetricHasAReader fails for a metric that is on no dashboard, in no alert and on no page of docs/
-// besides the list of metrics: nobody would look at it.
+// TestEveryMetricHasAReader fails for a metric that is on no dashboard, in no alert and on no page
+// of docs/ besides the list of metrics: nobody would look at it.
 func TestEveryMetricHasAReader(t *testing.T) {
 	read := map[string]bool{}
 	for _, pattern := range []string{configs + "/grafana/*.json", configs + "/prometheus/rules.yaml", "../../../docs/*.md",
@@ -366,7 +366,8 @@ func TestFailedIsTheSameEverywhere(t *testing.T) {
 	}
 }
 
-// What a client is told with a 5xx counts against the promise to clients, unless it is the request's own wish or no request.
+// What a client is told with a 5xx counts against the promise to clients, unless it is the
+// request's own wish or no request.
 func TestEveryFailureOfOursCounts(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/errors.md")
 	require.NoError(t, err)

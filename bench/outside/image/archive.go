@@ -20,7 +20,8 @@ import (
 
 const dockerfile = "configs/container/Dockerfile"
 
-// recipe is what the Dockerfile says. It is read here too, so that the image needs no tool to be made.
+// recipe is what the Dockerfile says. It is read here too, so that the image needs no tool to be
+// made.
 type recipe struct {
 	files  [][2]string // a file of the context, and its path in the image
 	config struct {
@@ -84,8 +85,8 @@ type file struct {
 	text []byte
 }
 
-// archive writes the image as `docker save` does. docker, podman, buildah, kind and containerd load it.
-// The same arguments give the same bytes.
+// archive writes the image as `docker save` does. docker, podman, buildah, kind and containerd load
+// it. The same arguments give the same bytes.
 func (r *recipe) archive(to io.Writer, context map[string]file, tag, arch string, at time.Time) error {
 	var layer bytes.Buffer
 	files := tarball{tar.NewWriter(&layer), at, map[string]bool{}}

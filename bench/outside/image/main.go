@@ -1,7 +1,8 @@
-// Command image makes the container image of evenkeel from a binary, as configs/container/Dockerfile
-// says, the authorities that TLS trusts and the licences. It needs no other tool, pulls nothing, and the same binary
-// and SOURCE_DATE_EPOCH give the same bytes. With -check it also runs the image in front of reference
-// engines, as its user and with a root filesystem that cannot be written, and asks it.
+// Command image makes the container image of evenkeel from a binary, as
+// configs/container/Dockerfile says, the authorities that TLS trusts and the licences. It needs no
+// other tool, pulls nothing, and the same binary and SOURCE_DATE_EPOCH give the same bytes. With
+// -check it also runs the image in front of reference engines, as its user and with a root
+// filesystem that cannot be written, and asks it.
 //
 //	go run ./bench/outside/image -tag evenkeel:dev                     # make image: docker, podman or buildah has it
 //	go run ./bench/outside/image -tag evenkeel:dev -out image.tar      # make release: a file for `docker load`

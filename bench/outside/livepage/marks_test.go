@@ -11,7 +11,8 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// threeGroups makes the ranks of a document three groups of the same size, each on hosts of its own.
+// threeGroups makes the ranks of a document three groups of the same size, each on hosts of its
+// own.
 func threeGroups(d *detect.Facts) {
 	m := &d.Models[0]
 	all := m.Groups[0]
@@ -28,7 +29,8 @@ func threeGroups(d *detect.Facts) {
 	}
 }
 
-// answersOf has every rank answer ten times in each document; those of one rank of the first group are empty.
+// answersOf has every rank answer ten times in each document; those of one rank of the first group
+// are empty.
 func answersOf(empty int) func(*detect.Facts) {
 	answers := uint64(0)
 	return func(d *detect.Facts) {
@@ -70,7 +72,8 @@ func TestSmallGroupsStandSideBySide(t *testing.T) {
 	b.calm(s)
 }
 
-// What an incident names has its mark in the picture, in words and in the tables, as long as it lasts.
+// What an incident names has its mark in the picture, in words and in the tables, as long as it
+// lasts.
 func TestPageMarksWhatIncidentsName(t *testing.T) {
 	b, s := chromium(t), newSite(t, 48)
 	empty := answersOf(5)

@@ -1,4 +1,5 @@
-// Package livepage opens the live page (gateway/live/page) in a browser, in front of proxies that tests make up.
+// Package livepage opens the live page (gateway/live/page) in a browser, in front of proxies that
+// tests make up.
 package livepage
 
 import (

@@ -423,7 +423,8 @@ func TestPageShowsWhatDrains(t *testing.T) {
 	b.calm(s)
 }
 
-// together makes the ranks of a document prefill and decode: with every document rounds are sent to half of them.
+// together makes the ranks of a document prefill and decode: with every document rounds are sent to
+// half of them.
 func together() func(*detect.Facts) {
 	documents := uint64(0)
 	return func(d *detect.Facts) {

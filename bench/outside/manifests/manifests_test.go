@@ -274,7 +274,8 @@ func configIsOne(t *testing.T, m *manifest) {
 		"Go reads /proc/sys/net/core/somaxconn, and without it only 128 connections may wait to be accepted")
 }
 
-// TestWhatStandsBesideTheBaseFitsIt compares the base with the examples beside it, which not every cluster can have.
+// TestWhatStandsBesideTheBaseFitsIt compares the base with the examples beside it, which not every
+// cluster can have.
 func TestWhatStandsBesideTheBaseFitsIt(t *testing.T) {
 	base, reference := applied(t, "base"), applied(t, "reference")
 	pod := base.proxy.Spec.Template

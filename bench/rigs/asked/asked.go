@@ -49,7 +49,8 @@ var caller = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 // patience bounds one question. An idle machine answers the longest in a minute.
 const patience = 15 * time.Minute
 
-// Ask sends a request and reads the whole answer. A nil body has none, and bytes are sent as they are.
+// Ask sends a request and reads the whole answer. A nil body has none, and bytes are sent as they
+// are.
 func Ask(ctx context.Context, method, url string, body any) Answer {
 	return Listen(ctx, method, url, body, nil)
 }

@@ -78,8 +78,8 @@ func Show(v any) string {
 // Cell is a text as a cell of a table.
 func Cell(text string) string { return strings.NewReplacer("|", `\|`, "\n", " ").Replace(text) }
 
-// Compare returns what differs, in the order of the paths, and how many fields were compared. A difference that is
-// explained counts as neither.
+// Compare returns what differs, in the order of the paths, and how many fields were compared. A
+// difference that is explained counts as neither.
 func Compare(plain, got map[string]any, explained func(Difference) bool) (different []Difference, fields int) {
 	a, b := Leaves(plain), Leaves(got)
 	for key := range b {

@@ -61,7 +61,8 @@ func TestAWhileOfEverything(t *testing.T) {
 	})
 }
 
-// Requests that are bound before their prefill are as safe as the others. One of the runs is recorded.
+// Requests that are bound before their prefill are as safe as the others. One of the runs is
+// recorded.
 func TestLivesOfBoundRequests(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")

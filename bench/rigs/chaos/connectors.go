@@ -13,9 +13,10 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// How long a leg of a bound request waits for the other one, in the proxy and in engines that give up. A first
-// token waits for the answer of its prefill, however late a prefill engine that hangs gives it: an answer that is
-// later than confirm lets the text of an aborted prefill through, up to an error event.
+// How long a leg of a bound request waits for the other one, in the proxy and in engines that give
+// up. A first token waits for the answer of its prefill, however late a prefill engine that hangs
+// gives it: an answer that is later than confirm lets the text of an aborted prefill through, up to
+// an error event.
 const (
 	bindPatience   = 2 * time.Second
 	confirm        = time.Minute
@@ -46,7 +47,8 @@ func (s scenario) early() bool {
 	return s.connector == refengine.AscendLayerwise || s.connector == refengine.SGLang
 }
 
-// strands says whether a decode engine keeps the blocks of a request whose KV never comes, until it restarts.
+// strands says whether a decode engine keeps the blocks of a request whose KV never comes, until it
+// restarts.
 func (s scenario) strands() bool {
 	return s.connector == refengine.AscendLayerwise || s.connector == refengine.NIXLPush
 }
@@ -123,8 +125,8 @@ var ownFaults = map[refengine.Connector]map[string][]refengine.Fault{
 	refengine.NIXLPush: {refengine.LegProbe: {refengine.DoneLost, refengine.FailedSent}},
 }
 
-// foreign says whether a connector has nothing that a fault could spoil: no hand-off, no pull, or no word
-// for a request that is given back.
+// foreign says whether a connector has nothing that a fault could spoil: no hand-off, no pull, or
+// no word for a request that is given back.
 func foreign(c refengine.Connector, f refengine.Fault) bool {
 	switch f {
 	case refengine.LostKV:
@@ -179,8 +181,8 @@ func (m *member) revive() bool {
 	return false
 }
 
-// shortened lets engines that give up do so before the scene is over. A server of SGLang ends when it gets a request that
-// has no room.
+// shortened lets engines that give up do so before the scene is over. A server of SGLang ends when
+// it gets a request that has no room.
 func shortened(c refengine.Config, s scenario) refengine.Config {
 	c.Connector = cmp.Or(s.connector, refengine.AscendMooncake)
 	if c.Connector == refengine.SGLang {

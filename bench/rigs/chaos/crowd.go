@@ -87,7 +87,8 @@ func (c *crowd) run(ctx context.Context, others ...load.Config) (*seen, error) {
 	return total, nil
 }
 
-// own is a load of clients of our own, who go on until the others have ended. Each request draws from a source of its own.
+// own is a load of clients of our own, who go on until the others have ended. Each request draws
+// from a source of its own.
 func (c *crowd) own(clients int, kind uint64, ask func(context.Context, *rand.Rand) error) load.Config {
 	send := func(ctx context.Context, _ string, i int) (load.Kind, string) {
 		switch err := ask(ctx, rand.New(rand.NewPCG(c.seed, kind<<32+uint64(i)))); {

@@ -147,8 +147,8 @@ func (f *fleet) hold(by func(who string, s refengine.Stats) []string) (list []st
 	return list
 }
 
-// counted is what the engines counted: what no proxy may make one do, by name; hand-offs that only an engine's
-// own timeout freed; and all that were made.
+// counted is what the engines counted: what no proxy may make one do, by name; hand-offs that only
+// an engine's own timeout freed; and all that were made.
 func (f *fleet) counted() (harm map[string]int64, leaks, made int64) {
 	harm = map[string]int64{}
 	for _, m := range f.all {

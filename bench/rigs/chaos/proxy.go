@@ -29,7 +29,8 @@ func startProxy(ctx context.Context, w *testbed.World, s scenario, loops int, f 
 	return p, p.Ready(ctx)
 }
 
-// idle waits until neither the proxy nor an engine holds anything, but for blocks that only a restart frees.
+// idle waits until neither the proxy nor an engine holds anything, but for blocks that only a
+// restart frees.
 func (p *proxy) idle(ctx context.Context, f *fleet, patience time.Duration) error {
 	return testbed.Idle(ctx, patience, func() []string { return append(p.Held(p.Name), f.hold(testbed.UsedBy)...) })
 }

@@ -125,7 +125,8 @@ func (t *trouble) kill(ctx context.Context, m *member, span time.Duration, _ *ra
 	pause(ctx, time.Second) // it is up for a while before another of its side goes
 }
 
-// stand makes the core of an engine stand still, in half of the cases for longer than prefill engines keep KV without a sign.
+// stand makes the core of an engine stand still, in half of the cases for longer than prefill
+// engines keep KV without a sign.
 func (t *trouble) stand(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
 	if hold := m.Config().KV.HoldTimeout; rng.IntN(2) == 0 {
 		span = hold * 5 / 4

@@ -71,7 +71,8 @@ func (b *bench) evenkeel(ctx context.Context, c refengine.Connector, at string, 
 	return proxy.Kill, err
 }
 
-// record serves the request once, by one engine of each kind, and returns the bodies that these got.
+// record serves the request once, by one engine of each kind, and returns the bodies that these
+// got.
 func (b *bench) record(ctx context.Context, c refengine.Connector,
 	serve func(at string, e engines) (func(), error)) (bodies [2]map[string]any, err error) {
 	all, err := b.ranks(c)
@@ -138,8 +139,8 @@ var own = []string{"bootstrap_room", "bootstrap_host", "bootstrap_port", "rid", 
 	"remote_engine_id", "remote_request_id", "remote_host",
 	"remote_port", "remote_blocks_expiry_time", "remote_multi_nodes_meta_mapping", "metaserver"}
 
-// compare lists the fields that two bodies do not share, and those of kv_transfer_params by themselves. Of fields that each request has for
-// itself it counts only whether they are there.
+// compare lists the fields that two bodies do not share, and those of kv_transfer_params by
+// themselves. Of fields that each request has for itself it counts only whether they are there.
 func compare(leg string, theirs, ours map[string]any) (list []difference) {
 	const nested = "kv_transfer_params"
 	fields := slices.Sorted(maps.Keys(theirs))
@@ -172,7 +173,8 @@ func compare(leg string, theirs, ours map[string]any) (list []difference) {
 // absent stands for a field that is not there.
 const absent = "–"
 
-// told are the cells for a leg: what only the router sends, what only evenkeel sends, and what differs.
+// told are the cells for a leg: what only the router sends, what only evenkeel sends, and what
+// differs.
 func told(leg string, all []difference) []string {
 	var cells [3][]string
 	for _, d := range all {

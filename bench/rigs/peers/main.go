@@ -1,6 +1,6 @@
-// Command peers asks whether the reference engines take what other routers send: it starts proxies that serve vLLM, vllm-ascend and
-// SGLang today in front of reference engines, checks each answer that clients get, and holds the bodies that engines get against
-// evenkeel's.
+// Command peers asks whether the reference engines take what other routers send: it starts proxies
+// that serve vLLM, vllm-ascend and SGLang today in front of reference engines, checks each answer
+// that clients get, and holds the bodies that engines get against evenkeel's.
 package main
 
 import (
@@ -110,7 +110,8 @@ func (b *bench) ranks(c refengine.Connector) (list []*refengine.Engine, err erro
 	return list, nil
 }
 
-// keeps is how long engines keep what nobody fetches, and settles how long they get to let go of everything else.
+// keeps is how long engines keep what nobody fetches, and settles how long they get to let go of
+// everything else.
 const (
 	keeps   = 20 * time.Second
 	settles = 5 * time.Second

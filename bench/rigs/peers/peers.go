@@ -132,8 +132,8 @@ func routed(env pyenv.Env, program string, flags []string, rooms bool) func(at s
 	}
 }
 
-// example starts an example proxy of vllm-ascend. One imports a logger and a constant from packages that want an accelerator: it gets
-// these two alone.
+// example starts an example proxy of vllm-ascend. One imports a logger and a constant from packages
+// that want an accelerator: it gets these two alone.
 func (b *bench) example(env pyenv.Env, file string) func(at string, e engines) (*exec.Cmd, error) {
 	return func(at string, e engines) (*exec.Cmd, error) {
 		site := b.world.File("site")

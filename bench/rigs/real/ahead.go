@@ -7,9 +7,9 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// aheadOfItsSlot has a rank get a request more than the engine runs at once, as policies send one while an answer ends. docs/engines.md
-// says what it does there: vLLM looks at nobody who waits while max_num_seqs requests run, so it pulls nothing before one of these has
-// ended.
+// aheadOfItsSlot has a rank get a request more than the engine runs at once, as policies send one
+// while an answer ends. docs/engines.md says what it does there: vLLM looks at nobody who waits
+// while max_num_seqs requests run, so it pulls nothing before one of these has ended.
 func aheadOfItsSlot(ctx context.Context, w *site) (outcome, error) {
 	s := w.usual()
 	s.decode, s.slots = s.decode[:1], slots+1

@@ -47,7 +47,8 @@ func (w *site) know(ctx context.Context, list []question) error {
 	return nil
 }
 
-// askAll asks a server all questions at once while act happens, and waits for the answers. It counts those that have begun.
+// askAll asks a server all questions at once while act happens, and waits for the answers. It
+// counts those that have begun.
 func askAll(ctx context.Context, url string, list []question, begun *atomic.Int64, act func() error) ([]answer, error) {
 	answers := make([]answer, len(list))
 	one := func(ctx context.Context, url string, i int) (load.Kind, string) {
@@ -68,7 +69,8 @@ type tally struct {
 // all says that every answer was right.
 func (t *tally) all() bool { return len(t.Wrong) == 0 && t.Refused == 0 }
 
-// crowd asks evenkeel all questions at once while act happens, and before that the plain engine unless it was asked already.
+// crowd asks evenkeel all questions at once while act happens, and before that the plain engine
+// unless it was asked already.
 func (w *site) crowd(ctx context.Context, list []question, act func() error) (*tally, error) {
 	return w.askBoth(ctx, list, new(atomic.Int64), act)
 }

@@ -16,7 +16,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Two servers that answer the same but for what spoils one of them: the plain engine, and what stands for evenkeel.
+// Two servers that answer the same but for what spoils one of them: the plain engine, and what
+// stands for evenkeel.
 func TestACrowdIsJudgedByThePlainEngine(t *testing.T) {
 	serve := func(spoil func(w http.ResponseWriter, seed int, text string) bool) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -43,8 +43,8 @@ type engine struct {
 	answered     bool // since its last start
 }
 
-// connectors are those that rows run before, by what a profile calls them and by what vLLM does. With none of them, engines
-// prefill and decode.
+// connectors are those that rows run before, by what a profile calls them and by what vLLM does.
+// With none of them, engines prefill and decode.
 var connectors = map[string]string{mooncake.NIXLPull: "NixlConnector", mooncake.NIXLPush: "NixlPushConnector", mooncake.None: ""}
 
 // handsOver is the flag that makes an engine hand KV over.

@@ -45,8 +45,8 @@ var generating = []row{
 	}),
 	usually("generate, kill -9 of a decode engine under streams and answers in one piece, and its restart", generateDies),
 	usually("generate, a request is aborted by its name", generateAborts),
-	// It comes last, because the decode engine computes the prompt anew: nobody fetches the KV of the prefill engine, which keeps it for a
-	// while.
+	// It comes last, because the decode engine computes the prompt anew: nobody fetches the KV of the
+	// prefill engine, which keeps it for a while.
 	shape{name: "generate, prompt_logprobs", path: generate, body: generates(body{"stream_options": nil}, body{"prompt_logprobs": 2})}.row(),
 }
 
@@ -78,7 +78,8 @@ func generateDies(ctx context.Context, w *site) (outcome, error) {
 	return passed("answers: %v, of which %g went on; after the restart: %v", t, lost, again), nil
 }
 
-// generateAborts ends a stream by its name, in its middle. The client has what there is of it, and its end.
+// generateAborts ends a stream by its name, in its middle. The client has what there is of it, and
+// its end.
 func generateAborts(ctx context.Context, w *site) (outcome, error) {
 	var abort sync.Once
 	ended := answer{}

@@ -78,8 +78,8 @@ func fortyAtOnce(ctx context.Context, w *site) (outcome, error) {
 // left is the metric that counts the clients that left in a phase.
 const left = "evenkeel_cancel_release_seconds_count{"
 
-// leaving is clients that leave: after a while, and until something is so (nil: no longer). Engines that stall stand still
-// meanwhile.
+// leaving is clients that leave: after a while, and until something is so (nil: no longer). Engines
+// that stall stand still meanwhile.
 type leaving struct {
 	list  []question
 	stall []*engine
@@ -166,7 +166,8 @@ func cancels(ctx context.Context, w *site) (outcome, error) {
 	return passed("left: %s; then running, waiting and KV of all engines are 0, and the next %v", strings.Join(seen, ", "), t), nil
 }
 
-// pools says whether requests wait because no rank has a slot: that they pass through the pool is not enough.
+// pools says whether requests wait because no rank has a slot: that they pass through the pool is
+// not enough.
 func (w *site) pools() bool {
 	books, free := w.books(), 0.0
 	for name, v := range books {

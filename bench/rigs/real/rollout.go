@@ -21,9 +21,10 @@ var rollouts = []row{
 // rolloutPrompts are those of each step, and samples how many answers each has.
 const rolloutPrompts, samples = 64, 8
 
-// rolloutSteps has two steps of the same prompts. Between them all engines are paused while the second step's requests come already, their
-// prefix caches are emptied, and they are resumed. Every sample must be what a plain engine says, and the prompts of the second step must
-// be computed again.
+// rolloutSteps has two steps of the same prompts. Between them all engines are paused while the
+// second step's requests come already, their prefix caches are emptied, and they are resumed. Every
+// sample must be what a plain engine says, and the prompts of the second step must be computed
+// again.
 func rolloutSteps(ctx context.Context, w *site) (outcome, error) {
 	step := func(number uint64) (list []question, tokens float64) {
 		for i := range rolloutPrompts {
@@ -78,7 +79,8 @@ func rolloutSteps(ctx context.Context, w *site) (outcome, error) {
 		w.idle(ctx, w.behind...)
 }
 
-// computed is how many tokens of prompts the engines behind evenkeel have computed, and not found in their caches.
+// computed is how many tokens of prompts the engines behind evenkeel have computed, and not found
+// in their caches.
 func (w *site) computed(ctx context.Context) (sum float64, err error) {
 	for _, name := range w.behind {
 		series, err := w.engines[name].series(ctx)

@@ -278,8 +278,8 @@ func (w *site) idle(ctx context.Context, engines ...string) error {
 }
 
 // lost says whether the proxy counts what an engine keeps of its KV cache as lost, and notes it. It
-// counts prompts; the engine's blocks are whole, so that each of at most as many requests as there are
-// slots may have a block more.
+// counts prompts; the engine's blocks are whole, so that each of at most as many requests as there
+// are slots may have a block more.
 func (w *site) lost(name string, series, books map[string]float64) bool {
 	tokens := 0.0
 	for key, v := range books {

@@ -15,8 +15,8 @@ import (
 	"sync"
 )
 
-// What -break breaks of what passes between evenkeel and its decode engines. Each is something that evenkeel must never do, so rows
-// that see it must fail.
+// What -break breaks of what passes between evenkeel and its decode engines. Each is something that
+// evenkeel must never do, so rows that see it must fail.
 const (
 	breakHandoff = "handoff" // a request gets the hand-off of the one before it
 	breakToken   = "token"   // the third event of each stream is lost

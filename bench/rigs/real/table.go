@@ -149,7 +149,8 @@ func (t *table) keep(earlier string) {
 	}
 }
 
-// save writes the table, and the fields that may differ, into a page. Rows of the connector that were not run stay.
+// save writes the table, and the fields that may differ, into a page. Rows of the connector that
+// were not run stay.
 func (t *table) save(file string) error {
 	name, target, differs := t.connector, "real CONNECTOR="+t.connector, "real"
 	if t.connector == mooncake.None { // it has a page of its own, with other tables

@@ -9,8 +9,8 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// placeTogether has engines that prefill and decode, without a connector: a group of two data-parallel ranks, which step
-// together, and one engine that is a group by itself.
+// placeTogether has engines that prefill and decode, without a connector: a group of two
+// data-parallel ranks, which step together, and one engine that is a group by itself.
 func (w *site) placeTogether(ctx context.Context, installed *vllm.Installation) error {
 	if _, err := installed.Model(ctx); err != nil {
 		return err

@@ -12,12 +12,12 @@ import (
 	"evenkeel/mooncake"
 )
 
-// nearly is how far log probabilities may be apart if engines compute them in batches of other sizes. Two tokens that are
-// nearer to each other than this may change their places.
+// nearly is how far log probabilities may be apart if engines compute them in batches of other
+// sizes. Two tokens that are nearer to each other than this may change their places.
 const nearly = 1e-3
 
-// judge is judge. Where no engine of the rows is like the plain one, because ranks share the experts, answers may also be
-// off by what rounding does.
+// judge is judge. Where no engine of the rows is like the plain one, because ranks share the
+// experts, answers may also be off by what rounding does.
 func (w *site) judge(ctx context.Context, q question, again, got map[string]any) outcome {
 	o := judge(q.want, again, got)
 	if o.verdict != fail || w.connector != mooncake.None {
@@ -51,8 +51,9 @@ func beyondRounding(different []difference) (left []difference, near int) {
 	return left, near
 }
 
-// undecided looks for the tokens from which two answers part, and fails unless the plain engine was undecided at each. It returns
-// how far the two tokens were apart there at most. Answers without token ids are asked for once more, with them.
+// undecided looks for the tokens from which two answers part, and fails unless the plain engine was
+// undecided at each. It returns how far the two tokens were apart there at most. Answers without
+// token ids are asked for once more, with them.
 func (w *site) undecided(ctx context.Context, q question, got map[string]any) (most float64, err error) {
 	want := q.want
 	if prompt, _ := choice(want, 0); prompt == nil {
@@ -95,7 +96,8 @@ func (w *site) undecided(ctx context.Context, q question, got map[string]any) (m
 	return most, nil
 }
 
-// choice is the token ids of a choice: of its prompt, and of its answer. They are nil where the document has none.
+// choice is the token ids of a choice: of its prompt, and of its answer. They are nil where the
+// document has none.
 func choice(doc map[string]any, i int) (prompt, answer []json.Number) {
 	b, _ := doc["body"].(map[string]any)
 	list, _ := b["choices"].([]any)
@@ -118,11 +120,12 @@ func choice(doc map[string]any, i int) (prompt, answer []json.Number) {
 	return prompt, numbers(one["token_ids"])
 }
 
-// asks is how often evenkeel is asked for an answer again that parted from the plain engine's: it may come from an engine
-// that gives the plain one.
+// asks is how often evenkeel is asked for an answer again that parted from the plain engine's: it
+// may come from an engine that gives the plain one.
 const asks = 16
 
-// withTokens asks for both answers once more, with their token ids. That of evenkeel must differ as the first one did.
+// withTokens asks for both answers once more, with their token ids. That of evenkeel must differ as
+// the first one did.
 func (w *site) withTokens(ctx context.Context, q question, got map[string]any) (want, again map[string]any, err error) {
 	b := q.body.With(body{"return_token_ids": true, "stream": false})
 	delete(b, "stream_options")
@@ -142,8 +145,8 @@ func (w *site) withTokens(ctx context.Context, q question, got map[string]any) (
 	return nil, nil, fmt.Errorf("it came once, and not in %d answers after that", asks)
 }
 
-// lead is by how much one next token leads before another one, with the plain engine. A grammar may have ruled out others that
-// are likelier than both.
+// lead is by how much one next token leads before another one, with the plain engine. A grammar may
+// have ruled out others that are likelier than both.
 func (w *site) lead(ctx context.Context, tokens []json.Number, first, second json.Number) (float64, error) {
 	of := func(token json.Number) (float64, error) {
 		var said struct {

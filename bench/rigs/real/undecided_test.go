@@ -16,7 +16,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// tells is a plain engine to which tokens 7, 8 and 9 are so much likelier than others after a prompt of so many tokens.
+// tells is a plain engine to which tokens 7, 8 and 9 are so much likelier than others after a
+// prompt of so many tokens.
 func tells(t *testing.T, lead map[int]float64) *site {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var b struct {

@@ -85,7 +85,8 @@ type conn struct {
 	full  bool   // it is to say when there is room to write
 }
 
-// stream is one connection, and the request on it. Prompt is that to a prefill engine, if clients ask one.
+// stream is one connection, and the request on it. Prompt is that to a prefill engine, if clients
+// ask one.
 type stream struct {
 	conn
 	prompt     conn

@@ -127,8 +127,8 @@ func (j engineJob) phase(i int) time.Duration {
 	return 1 + j.Step*time.Duration(i)/time.Duration(j.Count)
 }
 
-// prefills is how many prompts the prefill engine computes at once. evenkeel, which would send it 8 before
-// it has answered one, is told; the other proxies send it all that they have.
+// prefills is how many prompts the prefill engine computes at once. evenkeel, which would send it 8
+// before it has answered one, is told; the other proxies send it all that they have.
 const prefills = 64
 
 // runEngines is the command of a process of engines: it reads a job from stdin and
@@ -167,8 +167,8 @@ func runEngines() error {
 	return nil
 }
 
-// tick has this process look at its timers every 100 µs. Otherwise an idle Go program wakes in whole milliseconds, and tokens
-// whose times are 50 µs apart would leave together.
+// tick has this process look at its timers every 100 µs. Otherwise an idle Go program wakes in
+// whole milliseconds, and tokens whose times are 50 µs apart would leave together.
 func tick() {
 	runtime.LockOSThread()
 	for {

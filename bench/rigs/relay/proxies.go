@@ -140,7 +140,8 @@ func versionOf(ctx context.Context, binary string) string {
 	return first
 }
 
-// startEvenkeel keeps that many receipts, and sends spans of every request to a collector unless it is empty.
+// startEvenkeel keeps that many receipts, and sends spans of every request to a collector unless it
+// is empty.
 func startEvenkeel(binary string, receipts int, collector string) func(b *bench, at string, p place) (*testbed.Process, string, error) {
 	return func(b *bench, at string, p place) (*testbed.Process, string, error) {
 		admin := testbed.FreeAddresses(1)[0]

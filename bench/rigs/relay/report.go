@@ -100,7 +100,8 @@ func (s *store) loads(of ...shape) (list []load) {
 	return list
 }
 
-// table writes a row for each load: its name, the cores, and what cells say of each proxy; then evenkeel's ratio to some of them.
+// table writes a row for each load: its name, the cores, and what cells say of each proxy; then
+// evenkeel's ratio to some of them.
 func (s *store) table(out io.Writer, title, first string, loads []load, cell func(l load, proxy string) string,
 	ratios ...page.Cells[load]) {
 	columns := []page.Cells[load]{{Title: "cores", Of: func(l load) string { return fmt.Sprint(l.n) }}}

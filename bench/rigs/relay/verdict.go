@@ -60,7 +60,8 @@ func figure(row string, of func(Sample) float64) func(s *store) (spread, bool) {
 	}
 }
 
-// growth is the cost of evenkeel's chunk at 9,500 streams divided by that at 1,000, over the same ratio of nginx.
+// growth is the cost of evenkeel's chunk at 9,500 streams divided by that at 1,000, over the same
+// ratio of nginx.
 func growth(s *store) (v spread, ok bool) {
 	few, a := s.compare("1000", 1, evenkeelName, nginxName, chunkCPU, ratio)
 	many, b := s.compare("9500", 1, evenkeelName, nginxName, chunkCPU, ratio)

@@ -11,7 +11,8 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// The base model's name has a colon, behind which SGLang looks for an adapter. It allows that for such addresses only.
+// The base model's name has a colon, behind which SGLang looks for an adapter. It allows that for
+// such addresses only.
 const (
 	base    = "s3://models/tiny"
 	adapter = "lora1"

@@ -22,8 +22,8 @@ func listen(ctx context.Context, method, url string, of any, heard func(sofar []
 	return answer{asked.Listen(ctx, method, url, of, heard)}
 }
 
-// value is the answer as a document: its status, its kind, and its body. A stream has the last event of each index, and each event
-// before it must have a beginning of its ids.
+// value is the answer as a document: its status, its kind, and its body. A stream has the last
+// event of each index, and each event before it must have a beginning of its ids.
 func (a answer) value() (map[string]any, error) {
 	if a.Err != nil {
 		return nil, a.Err

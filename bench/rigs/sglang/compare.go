@@ -12,8 +12,8 @@ import (
 // differs are the fields that differ from one answer of the same server to the next.
 var differs = regexp.MustCompile(`\.meta_info\.(e2e_latency|response_sent_to_client_ts|request_received_ts|[a-z_]+_(time|ts|latency|duration|throughput)|inference_time|decode_throughput|queue_time|prefill_launch_(delay|latency))$`)
 
-// compare says what differs between what the server says and what comes through evenkeel. Where the client names its requests, their
-// names must be the same.
+// compare says what differs between what the server says and what comes through evenkeel. Where the
+// client names its requests, their names must be the same.
 func compare(direct, through map[string]any, named bool) (different []string) {
 	list, _ := asked.Compare(direct, through, func(d asked.Difference) bool {
 		return differs.MatchString(d.Path) || !named && strings.HasSuffix(d.Path, ".meta_info.id")
@@ -34,8 +34,8 @@ func refusal(doc map[string]any) (text string, own bool) {
 	return asked.Show(b["error"]), false
 }
 
-// judge compares two answers, of which both may be refusals. A stream's refusal may come as a status or as its first event. refuses
-// says that evenkeel is to refuse what SGLang answers.
+// judge compares two answers, of which both may be refusals. A stream's refusal may come as a
+// status or as its first event. refuses says that evenkeel is to refuse what SGLang answers.
 func judge(direct, through answer, named, refuses bool) (same bool, said string) {
 	a, errA := direct.value()
 	b, errB := through.value()
@@ -61,8 +61,8 @@ func judge(direct, through answer, named, refuses bool) (same bool, said string)
 	return true, fmt.Sprintf("same, %v", a["status"])
 }
 
-// early is a document with the status of the refusal that a stream consists of: its first event has an error, or one that the scheduler
-// refused ends with its first event.
+// early is a document with the status of the refusal that a stream consists of: its first event has
+// an error, or one that the scheduler refused ends with its first event.
 func early(doc map[string]any) map[string]any {
 	events, _ := doc["body"].(map[string]any)
 	only, _ := events["<nil>"].(map[string]any)

@@ -24,8 +24,9 @@ var beside = []string{"orjson", "py-spy", "python-dateutil", "scipy", "xxhash", 
 //go:embed python/*.py
 var scripts embed.FS
 
-// install makes an environment with SGLang's Python files, on top of an installation of vLLM, which has torch and all else that they
-// import. What only GPUs use stays away: python/absent.py stands in for it.
+// install makes an environment with SGLang's Python files, on top of an installation of vLLM, which
+// has torch and all else that they import. What only GPUs use stays away: python/absent.py stands
+// in for it.
 func install(ctx context.Context, dir string, out io.Writer) (env pyenv.Env, model string, err error) {
 	base, err := vllm.Install(ctx, "", out)
 	if err != nil {

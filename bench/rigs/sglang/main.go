@@ -1,7 +1,9 @@
-// Command sglang compares answers of SGLang's own HTTP server with those that come through evenkeel in front of such
+// Command sglang compares answers of SGLang's own HTTP server with those that come through evenkeel
+// in front of such
 // servers: POST /generate and /abort_request, and LoRA adapters at each endpoint, alone and by a pair. A server is
-// SGLang's own but for its model and its KV transfer (python/stub.py), so that it runs without a GPU; its tokens follow
-// from the adapter and the prompt. It installs what it needs into a cache folder, and prints a table.
+// SGLang's own but for its model and its KV transfer (python/stub.py), so that it runs without a
+// GPU; its tokens follow from the adapter and the prompt. It installs what it needs into a cache
+// folder, and prints a table.
 package main
 
 import (

@@ -42,7 +42,8 @@ const (
 	byPair refused = "by a pair" // of engines, which evenkeel has decode what others prefill
 )
 
-// shapes are requests whose answers must be what the server itself says, whole and in a stream, alone and by a pair.
+// shapes are requests whose answers must be what the server itself says, whole and in a stream,
+// alone and by a pair.
 var shapes = []struct {
 	name string
 	body any
@@ -170,7 +171,8 @@ var scenes = []scene{
 
 var long = body{"max_new_tokens": 1500, "ignore_eos": true}
 
-// aborts asks a server and both evenkeels for a long answer and ends it. All must end in the same way.
+// aborts asks a server and both evenkeels for a long answer and ends it. All must end in the same
+// way.
 func (w *site) aborts(ctx context.Context, end, of body) (string, error) {
 	var list []string
 	for _, url := range []string{w.url(plain), w.alone.URL(), w.pair.URL()} {
@@ -202,8 +204,8 @@ func (w *site) aborts(ctx context.Context, end, of body) (string, error) {
 	return list[0], nil
 }
 
-// dies kills one of two servers in the midst of answers. All must be whole in spite of it, but a stream ends with an error if its text
-// lacked a part of a character.
+// dies kills one of two servers in the midst of answers. All must be whole in spite of it, but a
+// stream ends with an error if its text lacked a part of a character.
 func dies(ctx context.Context, w *site) (string, error) {
 	const n = 12
 	var want, got [n]answer

@@ -15,7 +15,8 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// startPatience is how long all servers together may take to start. On two idle cores it is two minutes.
+// startPatience is how long all servers together may take to start. On two idle cores it is two
+// minutes.
 const startPatience = 30 * time.Minute
 
 // The servers, by their places in the command line of servers.py.

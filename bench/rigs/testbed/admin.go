@@ -106,8 +106,8 @@ func (a Admin) Metric(prefix string) float64 {
 	return Sum(page, prefix)
 }
 
-// InUse is how many bytes the proxy's last collection of garbage left, by its own metrics. The next collection is due
-// when they have doubled, and stacks count once.
+// InUse is how many bytes the proxy's last collection of garbage left, by its own metrics. The next
+// collection is due when they have doubled, and stacks count once.
 func (a Admin) InUse() (int64, error) {
 	all, err := a.Series()
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"evenkeel/bench/lab/load"
 )
 
-// Drive runs loads side by side while act happens; nil is no act. It waits for the end of all, and returns what each load showed. A load
-// with neither a count nor a duration goes on until act and all other loads have ended. An error of act ends all loads at once.
+// Drive runs loads side by side while act happens; nil is no act. It waits for the end of all, and
+// returns what each load showed. A load with neither a count nor a duration goes on until act and
+// all other loads have ended. An error of act ends all loads at once.
 func Drive(ctx context.Context, act func() error, loads ...load.Config) ([]*load.Result, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -11,7 +11,8 @@ import (
 	"syscall"
 )
 
-// Main is a command's main: it runs until it ends, or until a signal ends its context. Its exit status is that of exitStatus.
+// Main is a command's main: it runs until it ends, or until a signal ends its context. Its exit
+// status is that of exitStatus.
 func Main(name string, run func(ctx context.Context, args []string, out io.Writer) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout)
@@ -19,8 +20,9 @@ func Main(name string, run func(ctx context.Context, args []string, out io.Write
 	os.Exit(exitStatus(name, err, os.Stderr))
 }
 
-// exitStatus returns the exit status of a command whose run returned err, and writes the error to w unless the run has told it already. As
-// for evenkeel itself, the status is 2 if the flags are wrong (Parse refused them), and 1 after any other error.
+// exitStatus returns the exit status of a command whose run returned err, and writes the error to w
+// unless the run has told it already. As for evenkeel itself, the status is 2 if the flags are
+// wrong (Parse refused them), and 1 after any other error.
 func exitStatus(name string, err error, w io.Writer) int {
 	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return 0
@@ -39,7 +41,8 @@ type flagError struct{ error }
 
 func (e flagError) Unwrap() error { return e.error }
 
-// Parse parses a command's flags. Each command that Main runs calls it in place of the flag set's own Parse.
+// Parse parses a command's flags. Each command that Main runs calls it in place of the flag set's
+// own Parse.
 func Parse(flags *flag.FlagSet, args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return flagError{err}
@@ -47,7 +50,8 @@ func Parse(flags *flag.FlagSet, args []string) error {
 	return nil
 }
 
-// Page is for Main: without arguments the command makes its whole page of docs/results. Each part is the arguments of one run of it.
+// Page is for Main: without arguments the command makes its whole page of docs/results. Each part
+// is the arguments of one run of it.
 func Page(run func(ctx context.Context, args []string, out io.Writer) error, parts ...[]string) func(context.Context, []string,
 	io.Writer) error {
 	return func(ctx context.Context, args []string, out io.Writer) error {

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Relay is a way from one program to another that can be cut. It passes connections on, each byte so much later than it came.
+// Relay is a way from one program to another that can be cut. It passes connections on, each byte
+// so much later than it came.
 type Relay struct {
 	ln    net.Listener
 	to    string

@@ -22,7 +22,8 @@ type Tally struct {
 	Wrong   []load.Failure `json:"-"`       // failed as none may
 }
 
-// Count adds results up. may tells the failures that may be; everything else that is not right is wrong.
+// Count adds results up. may tells the failures that may be; everything else that is not right is
+// wrong.
 func Count(may func(load.Failure) bool, results ...*load.Result) *Tally {
 	t := &Tally{Kinds: map[string]int{}}
 	for _, r := range results {
@@ -93,7 +94,8 @@ func (t *Tally) String() string {
 // coded is how the detail of an error event begins that has a code.
 var coded = regexp.MustCompile(`^type "[^"]*", code "([^"]+)"`)
 
-// name is how a request failed: the status and code of a refusal, the code of an error event, or the kind.
+// name is how a request failed: the status and code of a refusal, the code of an error event, or
+// the kind.
 func name(f load.Failure) string {
 	if status, refused := strings.CutPrefix(string(f.Kind), "http_"); refused {
 		return "refused with " + strings.Replace(status, "/", " ", 1)

@@ -16,21 +16,22 @@ type Fleet struct {
 	Stale    int // policies see a request's progress this many steps late
 	Transfer int // steps between an admission and the first token; slot and KV are taken meanwhile
 
-	// As vLLM runs requests: a rank runs so many more than it has slots, which is its max_num_seqs, and begins to pull KV only while it runs
-	// fewer. Nil: it runs as many as it has slots, and pulls at once.
+	// As vLLM runs requests: a rank runs so many more than it has slots, which is its max_num_seqs,
+	// and begins to pull KV only while it runs fewer. Nil: it runs as many as it has slots, and pulls
+	// at once.
 	Spare *int
 }
 
-// Group is ranks that step together. A step takes C0Ms and what the slowest rank takes: C1Ms for each of its KV tokens
-// and RequestMs for each of its requests, times the rank's Cost.
+// Group is ranks that step together. A step takes C0Ms and what the slowest rank takes: C1Ms for
+// each of its KV tokens and RequestMs for each of its requests, times the rank's Cost.
 type Group struct {
 	Name       string
 	C0Ms, C1Ms float64
 	RequestMs  float64
 	Ranks      []Rank
 
-	// Law is what a step takes where that depends on more than the slowest rank; nil: as above. Where ranks are level both agree, but
-	// for what pads.
+	// Law is what a step takes where that depends on more than the slowest rank; nil: as above. Where
+	// ranks are level both agree, but for what pads.
 	Law *step.Law
 	// Assumed is the law that policies are told; nil: none, or with Plan.TellLaw the one above.
 	Assumed *step.Law

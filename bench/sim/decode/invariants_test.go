@@ -120,8 +120,8 @@ func TestNothingIsLostWhateverHappens(t *testing.T) {
 	}
 }
 
-// checkRun: what must hold after any turn, here the one at the time last. It runs millions of times, so
-// it compares without the help of testify.
+// checkRun: what must hold after any turn, here the one at the time last. It runs millions of
+// times, so it compares without the help of testify.
 func checkRun(t *rapid.T, r *run, last float64) {
 	placed, slots, seen := 0, map[int32]bool{}, map[int32]int64{}
 	must := func(ok bool, what string, args ...any) {
@@ -185,9 +185,11 @@ func keptByTheBoards(r *run) map[int32]int64 {
 	return kept
 }
 
-// watchWaits: a pooled policy sends into free slots and room only, so that a request decodes or is pulled as soon as it comes. The board
-// hears of tokens f.Stale steps late, and a rank may have less room by those that it has not heard of. They fit into what the watermark
-// leaves empty. But that is a share of the room that a rank has for requests, and nearly nothing where answers that are kept have most of
+// watchWaits: a pooled policy sends into free slots and room only, so that a request decodes or is
+// pulled as soon as it comes. The board hears of tokens f.Stale steps late, and a rank may have
+// less room by those that it has not heard of. They fit into what the watermark leaves empty. But
+// that is a share of the room that a rank has for requests, and nearly nothing where answers that
+// are kept have most of
 // it: only there, and only for want of so few tokens, a request waits in the engine, until a step begins for which the engine has room.
 func watchWaits(t *rapid.T, r *run) (check func()) {
 	if r.immediate() || r.load.AtArrival {

@@ -34,7 +34,8 @@ type Load struct {
 
 	Prefill *Prefill // nil: DefaultPrefill. In a closed loop only what is prefilled again takes it, unless AtArrival
 
-	// AtArrival: a request gets its rank when it arrives, with a slot and room for its KV, and is prefilled then.
+	// AtArrival: a request gets its rank when it arrives, with a slot and room for its KV, and is
+	// prefilled then.
 	AtArrival bool
 	Ahead     int // requests a rank may have beyond its slots then, or board.AheadAuto
 }
@@ -74,12 +75,14 @@ type arrival struct {
 	age            int32 // generated before the run
 }
 
-// enough is how often a run replaces all that is in the system once it is measured, unless the trace is
-// too short for that. Where a policy cannot keep up with the arrivals, its queue is long only after a while.
+// enough is how often a run replaces all that is in the system once it is measured, unless the
+// trace is too short for that. Where a policy cannot keep up with the arrivals, its queue is long
+// only after a while.
 const enough = 30
 
-// size is how many requests a seed replays, and how many before those are history. Of a trace it replays
-// its block, and where that is too little for the fleet, more, but no more than a seed that is alone.
+// size is how many requests a seed replays, and how many before those are history. Of a trace it
+// replays its block, and where that is too little for the fleet, more, but no more than a seed that
+// is alone.
 func (p *Plan) size() (replay, history int, err error) {
 	if d := p.Source.Drawn; d != nil {
 		return len(d.Requests), len(d.Before), nil
@@ -157,8 +160,9 @@ func (p *Plan) draw(seed int) (*workload, error) {
 	return w, nil
 }
 
-// blockOf is the part of n requests that is a seed's, the first of which is 1: seeds have equal parts,
-// in order, and no request is of two. A seed that is alone has all but what predictors learn from.
+// blockOf is the part of n requests that is a seed's, the first of which is 1: seeds have equal
+// parts, in order, and no request is of two. A seed that is alone has all but what predictors learn
+// from.
 func blockOf(seed, seeds, n, history int) (from, to int) {
 	from, to = n*(seed-1)/seeds, n*seed/seeds
 	return max(from, to-(n-history)), to
@@ -167,9 +171,9 @@ func blockOf(seed, seeds, n, history int) (from, to int) {
 // mooncakeTick is what Mooncake's times are rounded to.
 const mooncakeTick = 3 * time.Second
 
-// unroll returns the requests before a block of the trace, the end before the beginning, and then n of
-// the block, over and over; the first of all arrives at 0. When a block comes again its prompts are others
-// of the same lengths, so that no predictor has seen them before.
+// unroll returns the requests before a block of the trace, the end before the beginning, and then n
+// of the block, over and over; the first of all arrives at 0. When a block comes again its prompts
+// are others of the same lengths, so that no predictor has seen them before.
 func unroll(t *trace.Trace, from, to, before, n int) []trace.Request {
 	all, times := t.Requests, spread(t)
 	period, again := lasts(times), lasts(times[from:to])
@@ -204,15 +208,15 @@ func unroll(t *trace.Trace, from, to, before, n int) []trace.Request {
 	return out
 }
 
-// lasts is how long it is from the first of some times until they could come again: to the last, and a
-// mean gap.
+// lasts is how long it is from the first of some times until they could come again: to the last,
+// and a mean gap.
 func lasts(times []time.Duration) time.Duration {
 	span := times[len(times)-1] - times[0]
 	return span + span/time.Duration(max(1, len(times)-1))
 }
 
-// spread returns when requests arrive. Those that Mooncake's clock shows at one time are spread over its
-// tick.
+// spread returns when requests arrive. Those that Mooncake's clock shows at one time are spread
+// over its tick.
 func spread(t *trace.Trace) []time.Duration {
 	all := t.Requests
 	times := make([]time.Duration, len(all))

@@ -14,8 +14,8 @@ import (
 // ticksKnown bounds how many rounds are timed.
 const ticksKnown = 1 << 20
 
-// meter measures from when so many requests are done until the last request has arrived: then the load is no longer
-// held up. Waits are counted to their end, or starvation would be invisible.
+// meter measures from when so many requests are done until the last request has arrived: then the
+// load is no longer held up. Waits are counted to their end, or starvation would be invisible.
 type meter struct {
 	warm      int // requests to be done first
 	measuring bool

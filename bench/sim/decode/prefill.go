@@ -84,8 +84,8 @@ func (r *run) prefillComing() {
 	}
 }
 
-// come lets a job into the pool. Where ranks are bound before the prefill, it waits outside until an
-// engine could begin with it: bound earlier it would hold its slot without being prefilled.
+// come lets a job into the pool. Where ranks are bound before the prefill, it waits outside until
+// an engine could begin with it: bound earlier it would hold its slot without being prefilled.
 func (r *run) come(at int) {
 	if !r.load.AtArrival || r.prefill.Engines == 0 {
 		r.enter(at)

@@ -93,7 +93,8 @@ func TestBoundAtArrivalIsBoundLateWithoutPrefills(t *testing.T) {
 	}
 }
 
-// The run above does without early ranks altogether. Ranks that are early decide the same, by every policy.
+// The run above does without early ranks altogether. Ranks that are early decide the same, by every
+// policy.
 func TestEarlyRanksDecideTheSameWithoutPrefills(t *testing.T) {
 	race.Alone(t)
 	for _, load := range []Load{{Pool: 12}, {Rho: 0.9}} {

@@ -387,8 +387,8 @@ func (r *run) breaks(e *board.Effect) {
 	r.err = fmt.Errorf("policy %s, at %.0f ms: %w", r.Boards.Policy(), r.Now, what)
 }
 
-// preempted has a request prefilled again with what it has generated, before it waits for a rank or after
-// it has one. It keeps its place in the order of arrival.
+// preempted has a request prefilled again with what it has generated, before it waits for a rank or
+// after it has one. It keeps its place in the order of arrival.
 func (r *run) preempted(_ *virtual.Rank, l virtual.Request) {
 	q := &r.jobs[l.Job]
 	q.prompt += l.Gen

@@ -136,7 +136,8 @@ func TestStepByStep(t *testing.T) {
 	}
 }
 
-// A step of two ranks takes what its law says: the first one has one long prompt, the second one three short ones.
+// A step of two ranks takes what its law says: the first one has one long prompt, the second one
+// three short ones.
 func TestStepsFollowTheirLaw(t *testing.T) {
 	for form, want := range map[step.Form]float64{
 		step.Eager: 10 + (10 + 1) + 3*2 + 2*3, step.Unmasked: 10 + (10 + 4) + 4*2 + 4*3, step.Masked: 10 + (10 + 4) + 4*2 + 2*3,

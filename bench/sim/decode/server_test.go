@@ -172,7 +172,8 @@ func serve(t *testing.T, g Group, w *workload, spec string) (log []logged) {
 			if len(ready) > 0 {
 				next = min(next, ready[0].at)
 			}
-			// A window, a step that is waited for or a table may end before: what happens then shows in the log.
+			// A window, a step that is waited for or a table may end before: what happens then shows in the
+			// log.
 			for at := time.Since(start); ; at += time.Millisecond / 2 {
 				if until := start.Add(instant(next).Sub(began)); !start.Add(at).Before(until) {
 					time.Sleep(time.Until(until))

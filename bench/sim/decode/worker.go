@@ -27,8 +27,8 @@ const (
 	jobFailed // no rank can ever hold it
 )
 
-// worker is one rank's engine, and when it comes and goes. More than its slots wait in it only where
-// policies are immediate or requests are sent ahead.
+// worker is one rank's engine, and when it comes and goes. More than its slots wait in it only
+// where policies are immediate or requests are sent ahead.
 type worker struct {
 	*virtual.Rank
 	plan Rank

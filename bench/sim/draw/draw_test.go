@@ -121,7 +121,8 @@ func TestEachLoadIsInOneClassOfEachGroup(t *testing.T) {
 	}
 }
 
-// A run lasts two minutes for the sake of what is learned in it, but not where that is far more than the tables need.
+// A run lasts two minutes for the sake of what is learned in it, but not where that is far more
+// than the tables need.
 func TestALongRunIsBounded(t *testing.T) {
 	l := New(5, 0)
 	l.answers, l.Rho, l.full, l.Ranks, l.Slots, l.C0 = answers{kind: geometric, mean: 10}, 0, 0, 8, 16, 8
@@ -132,8 +133,8 @@ func TestALongRunIsBounded(t *testing.T) {
 	require.Less(t, bounded, 2*mostRequests)
 }
 
-// Half of the loads that policies are judged by are served by a deployment of the table, under its law, and each lasts for 30 stays of a
-// request.
+// Half of the loads that policies are judged by are served by a deployment of the table, under its
+// law, and each lasts for 30 stays of a request.
 func TestWhatPoliciesAreJudgedBy(t *testing.T) {
 	deployed := map[string]bool{}
 	for i := range 400 {

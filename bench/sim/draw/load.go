@@ -41,7 +41,8 @@ type Load struct {
 
 	seed   uint64  // of its requests
 	Tokens float64 // that are generated, where that many steps or requests are not enough
-	// at least, if steps take as long as where nothing is read; but for no more requests and tokens than can be simulated in a minute or two
+	// at least, if steps take as long as where nothing is read; but for no more requests and tokens
+	// than can be simulated in a minute or two
 	Lasts time.Duration
 	stays float64 // of a request, at least
 }
@@ -125,11 +126,13 @@ func New(seed uint64, number int) *Load {
 	return l
 }
 
-// Stays of a request that a load is played for where policies are judged: so that its start and its end do not decide.
+// Stays of a request that a load is played for where policies are judged: so that its start and its
+// end do not decide.
 const Stays = 30
 
-// Judged draws the load that policies are judged by. Those of even numbers are served by a deployment. All are played for Stays, with
-// fewer slots where that would take longer than can be simulated in a minute or so.
+// Judged draws the load that policies are judged by. Those of even numbers are served by a
+// deployment. All are played for Stays, with fewer slots where that would take longer than can be
+// simulated in a minute or so.
 func Judged(seed uint64, number int) *Load {
 	l := New(seed, number)
 	if number%2 == 0 {
@@ -166,15 +169,16 @@ var deployments = sync.OnceValue(func() []laws.Entry {
 	return slices.DeleteFunc(laws.All(), func(e laws.Entry) bool { return !e.Graphs })
 })
 
-// OnRanks has the load served by one group of so many equal ranks, whose steps take that if they are level.
+// OnRanks has the load served by one group of so many equal ranks, whose steps take that if they
+// are level.
 func (l *Load) OnRanks(ranks int, level step.Model) {
 	l.pool = max(min(1, l.pool), l.pool*ranks/l.Ranks)
 	l.Ranks, l.Groups, l.uneven = ranks, 1, evenRanks
 	l.C0, l.C1, l.Request = level.C0Ms, level.C1Ms, level.RequestMs
 }
 
-// The ranges that properties are drawn from. What spans a decade is drawn by its logarithm. Those of a step's law and of
-// the slots are what docs/results/laws.md found published.
+// The ranges that properties are drawn from. What spans a decade is drawn by its logarithm. Those
+// of a step's law and of the slots are what docs/results/laws.md found published.
 const (
 	ranksFrom, ranksTo = 4, 144
 	slotsFrom, slotsTo = 8, 256
@@ -261,7 +265,8 @@ const (
 
 	staysTokens = 20e6
 
-	// At least so long, because guards, learned laws and queues need their time; but not for more requests and tokens.
+	// At least so long, because guards, learned laws and queues need their time; but not for more
+	// requests and tokens.
 	lasts        = 2 * time.Minute
 	mostRequests = 60_000
 	mostTokens   = 30e6
@@ -305,7 +310,8 @@ func (l *Load) Plan(policies []string, shift float64) decode.Plan {
 }
 
 // underway has the first requests be there from the start, as a look at a fleet that has served
-// such requests for ever would find them: the longer an answer, the likelier it is seen, at any of its tokens.
+// such requests for ever would find them: the longer an answer, the likelier it is seen, at any of
+// its tokens.
 func (l *Load) underway(r *rand.Rand, d *decode.Drawn, n int) {
 	sum, sums := 0, make([]int, len(d.Requests))
 	for i := range d.Requests {

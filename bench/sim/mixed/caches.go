@@ -40,7 +40,8 @@ func (c *cache) keep(chat, tokens int32, room int64) {
 // mostChats that a rank is asked for.
 const mostChats = 256
 
-// hits are the prefixes of a request that ranks hold, in the tokens that the proxy takes the prompt for.
+// hits are the prefixes of a request that ranks hold, in the tokens that the proxy takes the prompt
+// for.
 func (s *Run) hits(q *request) (all []board.Hit) {
 	if q.shared == 0 {
 		return nil

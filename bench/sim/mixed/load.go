@@ -33,8 +33,8 @@ type Load struct {
 	Stays float64 // a request's time in the mean where all slots are full, ms
 	Gap   float64 // between requests, ms
 
-	// fastest is how many requests of a closed loop leave in a ms at most. Where slots are free, steps are shorter than
-	// the Gap assumes.
+	// fastest is how many requests of a closed loop leave in a ms at most. Where slots are free, steps
+	// are shorter than the Gap assumes.
 	fastest float64
 }
 
@@ -76,8 +76,8 @@ const (
 	longestPrompt       = 128_000
 )
 
-// Draw draws one whose every property is random. Loads of even numbers have the law of a deployment, of those that bench/lab/laws has
-// with as many ranks.
+// Draw draws one whose every property is random. Loads of even numbers have the law of a
+// deployment, of those that bench/lab/laws has with as many ranks.
 func Draw(seed uint64, number int) *Load {
 	return draws(seed, number, func(d dice, l *Load) {
 		request, token, own := d.logarithm(requestFrom, reqTo), d.logarithm(tokenFrom, tokenTo), d.between(ownFrom, ownTo)
@@ -102,8 +102,8 @@ func (l *Load) servedBy(e *laws.Entry) {
 	l.Of, l.Ranks, l.Law = e.Name(), e.Ranks, e.Served()
 }
 
-// DrawDense draws one whose prompts are mostly the work of their own ranks, and whose requests cost nothing in half of the loads: as on
-// engines whose models have few experts or none.
+// DrawDense draws one whose prompts are mostly the work of their own ranks, and whose requests cost
+// nothing in half of the loads: as on engines whose models have few experts or none.
 func DrawDense(seed uint64, number int) *Load {
 	return draws(seed, number, func(d dice, l *Load) {
 		token, shared := d.between(0.080, 0.160), d.between(0.25, 0.55)
@@ -155,8 +155,8 @@ var deployments = sync.OnceValue(func() []laws.Entry {
 	})
 })
 
-// Measure finds how long requests stay and how many the ranks can serve, from some of them. With a share of what the slots hold in the
-// mean, it sets the room to that.
+// Measure finds how long requests stay and how many the ranks can serve, from some of them. With a
+// share of what the slots hold in the mean, it sets the room to that.
 func (l *Load) Measure(room float64) {
 	const n = 4000
 	var prompts, outputs, resident, longest float64

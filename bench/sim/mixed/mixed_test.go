@@ -20,7 +20,8 @@ func contenders() []Contender {
 	}
 }
 
-// Whoever chooses the ranks, all that was asked for is answered, and what the proxy thinks of the ranks ends where it began.
+// Whoever chooses the ranks, all that was asked for is answered, and what the proxy thinks of the
+// ranks ends where it began.
 func TestAccountsEndWhereTheyBegan(t *testing.T) {
 	race.Alone(t)
 	t.Parallel()
@@ -58,7 +59,8 @@ func TestACacheForgetsTheOldest(t *testing.T) {
 	require.EqualValues(t, 170, c.tokens)
 }
 
-// Each run has the requests of the trace in their order, from the one with which it begins, however often it is begun.
+// Each run has the requests of the trace in their order, from the one with which it begins, however
+// often it is begun.
 func TestATraceIsReplayedFromWhereItBegins(t *testing.T) {
 	texts := &Replayed{Name: "three", From: 2,
 		Requests: []trace.Request{{Prompt: 1, Output: 4}, {Prompt: 2, Output: 0}, {Prompt: 3, Output: 6}}}
@@ -74,7 +76,8 @@ func TestATraceIsReplayedFromWhereItBegins(t *testing.T) {
 	require.Equal(t, "three from request 2", texts.String())
 }
 
-// A load that a deployment serves differs from the drawn one in nothing but the ranks and their law.
+// A load that a deployment serves differs from the drawn one in nothing but the ranks and their
+// law.
 func TestServedByADeployment(t *testing.T) {
 	e, err := laws.Find("Kimi-K2.5,vllm,GB200,16")
 	require.NoError(t, err)
@@ -88,7 +91,8 @@ func TestServedByADeployment(t *testing.T) {
 	}
 }
 
-// A closed loop with few requests needs more of them than its slots say, because its steps are short. All that leave are replaced.
+// A closed loop with few requests needs more of them than its slots say, because its steps are
+// short. All that leave are replaced.
 func TestAClosedLoopOfFewRequestsDoesNotRunOut(t *testing.T) {
 	t.Parallel()
 	texts := &Replayed{Name: "one", Requests: []trace.Request{{Prompt: 100, Output: 50}}}

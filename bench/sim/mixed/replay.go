@@ -7,7 +7,8 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// Replayed are the lengths of a trace's requests in their order, from the one with a number on. After the last one it begins anew.
+// Replayed are the lengths of a trace's requests in their order, from the one with a number on.
+// After the last one it begins anew.
 type Replayed struct {
 	Name     string
 	Requests []trace.Request

@@ -28,8 +28,8 @@ func (s *Run) parse(spec string) (policy.Policy, error) {
 	return policy.Parse(spec)
 }
 
-// VLLM balances as vLLM 0.32 does among its own ranks: by counts of requests that are up to 100 ms old, with what it
-// has sent since.
+// VLLM balances as vLLM 0.32 does among its own ranks: by counts of requests that are up to 100 ms
+// old, with what it has sent since.
 func VLLM(s *Run, _ []policy.Worker, _ *policy.Entry, _ []policy.Hit) int {
 	if s.Now >= s.seenAt+100 {
 		s.seenAt = s.Now

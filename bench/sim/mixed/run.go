@@ -1,5 +1,5 @@
-// Package mixed serves requests, with lengths as they are drawn or found, with ranks that prefill and decode behind one barrier, in virtual
-// time and behind the server's own boards.
+// Package mixed serves requests, with lengths as they are drawn or found, with ranks that prefill
+// and decode behind one barrier, in virtual time and behind the server's own boards.
 package mixed
 
 import (
@@ -156,7 +156,8 @@ func (s *Run) fleet() {
 	s.Apply(board.SetStepModel{Group: key, StepModel: law, Weights: use}, 0)
 }
 
-// Do runs it. It is over when all that came in the measured time have ended, or are waited for no longer.
+// Do runs it. It is over when all that came in the measured time have ended, or are waited for no
+// longer.
 func (s *Run) Do(ctx context.Context) (Outcome, error) {
 	last := s.to + patient*(s.to-s.from)
 	for turns := 0; s.Now < s.to || s.unended > 0 && s.Now < last; turns++ {
@@ -245,7 +246,8 @@ func (s *Run) arrive(job int32) {
 	s.queue = append(s.queue, job)
 }
 
-// letGo lets requests go to the board: as many as there are free slots, and half as many again. A router has each at once.
+// letGo lets requests go to the board: as many as there are free slots, and half as many again. A
+// router has each at once.
 func (s *Run) letGo() {
 	free := s.Load.Ranks*s.Slots - s.bound
 	for len(s.queue) > 0 && (s.Route != nil || s.pooled < max(1, free+free/2)) {
@@ -264,7 +266,8 @@ func (s *Run) letGo() {
 	}
 }
 
-// length is what the proxy takes a prompt for: not for more than a rank has room for, or the board would turn it away.
+// length is what the proxy takes a prompt for: not for more than a rank has room for, or the board
+// would turn it away.
 func (s *Run) length(q *request) int32 {
 	n := q.prompt
 	if !s.Exact {

@@ -76,8 +76,8 @@ func (d *dispatcher) start() error {
 	return nil
 }
 
-// local is prefill.policy where there are regions and an engine prefills and decodes, unless the config says
-// otherwise.
+// local is prefill.policy where there are regions and an engine prefills and decodes, unless the
+// config says otherwise.
 const local = "lmetric"
 
 // queue is the configuration of the tier: the server's defaults, but for its clock and for the

@@ -159,7 +159,8 @@ func TestKVOverflowThrowsTheLatestOut(t *testing.T) {
 }
 
 func TestWhatAnEngineSaysOfItsQueue(t *testing.T) {
-	// Prefilled from 1 to 81, in steps of 10 until 191; the second has no room before, and is prefilled from 191 to 221.
+	// Prefilled from 1 to 81, in steps of 10 until 191; the second has no room before, and is
+	// prefilled from 191 to 221.
 	e := Engine{TPMs: 0.01, T0Ms: 10, StepMs: 10, KVTokens: 10_240}
 	slow, prefilling := e, e
 	slow.LogSteps, prefilling.PrefillPends = 5, true
@@ -263,7 +264,8 @@ func TestWhatTheWarmUpForwardsDoesNotCount(t *testing.T) {
 	require.Zero(t, s.meter.violations)
 }
 
-// refused runs requests of which a peer refuses some, 4 s after the start of a simulation whose warm-up lasts so many seconds.
+// refused runs requests of which a peer refuses some, 4 s after the start of a simulation whose
+// warm-up lasts so many seconds.
 func refused(t *testing.T, warm float64) *simulation {
 	t.Helper()
 	sc := quiet(plain, 1, 1)

@@ -28,7 +28,8 @@ func (o *Outcome) Refuse(why error) error {
 	return nil
 }
 
-// Ratio is a metric's mean under one policy over that under another, as it is written. Verdicts are on these, too.
+// Ratio is a metric's mean under one policy over that under another, as it is written. Verdicts are
+// on these, too.
 func (o *Outcome) Ratio(policy, other string, m report.Metric) float64 {
 	return Rounded(o.Of(policy, m).Mean/o.Of(other, m).Mean, 2)
 }
@@ -58,8 +59,8 @@ func (o *Outcome) Columns(prefix string, alone bool, columns ...Column) (all []C
 	return all
 }
 
-// Runs runs each policy in each scenario once, for all tables that show it. It goes on after an error,
-// with tables that no page gets.
+// Runs runs each policy in each scenario once, for all tables that show it. It goes on after an
+// error, with tables that no page gets.
 type Runs struct {
 	Ctx      context.Context
 	Seeds    int
@@ -74,8 +75,9 @@ func (r *Runs) Err() error { return r.Failed }
 // Fail keeps an error.
 func (r *Runs) Fail(err error) { r.Failed = cmp.Or(r.Failed, err) }
 
-// In is what the policies did in a scenario. Those that were not run there yet are run now: run puts into
-// the outcome what they did, or why they cannot be run there. Two scenarios with one text are the same.
+// In is what the policies did in a scenario. Those that were not run there yet are run now: run
+// puts into the outcome what they did, or why they cannot be run there. Two scenarios with one text
+// are the same.
 func (r *Runs) In(sc fmt.Stringer, policies []string, run func(o *Outcome, lacking []string) error) *Outcome {
 	o := r.Done[sc.String()]
 	if o == nil {

@@ -107,8 +107,8 @@ func (c Column) places(v report.Value) int {
 	return 0
 }
 
-// Shown and Deviation are mean and deviation as numbers, as Show writes them. Verdicts are on these, so
-// that a reader of the table comes to the same.
+// Shown and Deviation are mean and deviation as numbers, as Show writes them. Verdicts are on
+// these, so that a reader of the table comes to the same.
 func (c Column) Shown(v report.Value) float64 { return Rounded(v.Mean*c.Scale, c.places(v)) }
 
 // Deviation is a deviation as a number, as Show writes it.
@@ -123,7 +123,8 @@ func Rounded(x float64, digits int) float64 {
 // Ratio is how ratios are written.
 func Ratio(x float64) string { return fmt.Sprintf("%.2f", x) }
 
-// Percents is by how much values are more than 1 in the geometric mean, with the 95 % interval that other values would give.
+// Percents is by how much values are more than 1 in the geometric mean, with the 95 % interval that
+// other values would give.
 func Percents(values []float64) string {
 	percent := func(values []float64) float64 { return 100 * (stats.GeometricMean(values) - 1) }
 	low, high := stats.Bootstrap(len(values), 0.95, func(drawn []int) float64 {

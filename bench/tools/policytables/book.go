@@ -20,7 +20,8 @@ type Book struct {
 // quickRequests fill 64 ranks of 16 slots twice.
 const quickRequests = 2500
 
-// NewBook makes a book that has no traces yet. Each scenario runs with so many seeds, or with one if the run is quick.
+// NewBook makes a book that has no traces yet. Each scenario runs with so many seeds, or with one
+// if the run is quick.
 func NewBook(ctx context.Context, o Options, seeds int, progress io.Writer) *Book {
 	b := &Book{Options: o, Runs: page.Runs{Ctx: ctx, Seeds: seeds, Progress: progress, Done: map[string]*page.Outcome{}}}
 	if o.Quick {

@@ -1,6 +1,6 @@
-// Package policytables is what the programs share that run policies side by side and write the tables of a page: the
-// flags (program.go), the book that the tables are made of (book.go) and the traces (traces.go). Which tables there
-// are, each program says itself.
+// Package policytables is what the programs share that run policies side by side and write the
+// tables of a page: the flags (program.go), the book that the tables are made of (book.go) and the
+// traces (traces.go). Which tables there are, each program says itself.
 package policytables
 
 import (
@@ -28,7 +28,8 @@ type Program[B page.Book] struct {
 // Page is the program's page, seen from the root of the repository.
 func (p Program[B]) Page() string { return "docs/results/" + p.Name + ".md" }
 
-// Scratch is the file for tables that are not those of the page: of a quick run, or of a user's traces. It is not kept.
+// Scratch is the file for tables that are not those of the page: of a quick run, or of a user's
+// traces. It is not kept.
 func (p Program[B]) Scratch() string { return "out/" + p.Name + ".md" }
 
 // Target is what `make` is told to make the tables again.

@@ -75,8 +75,8 @@ func (s *wire) watchesLast() (before *context.CancelFunc) {
 // endWatches ends the watches that are open. Later ones last.
 func (s *wire) endWatches() { (*s.watchesLast())() }
 
-// ServeHTTP answers as kube-apiserver 1.37 does: it does not stream lists here, and a version that it does not have yet is
-// refused with the advice to ask again.
+// ServeHTTP answers as kube-apiserver 1.37 does: it does not stream lists here, and a version that
+// it does not have yet is refused with the advice to ask again.
 func (s *wire) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	answer := func(code int, o any) {
@@ -159,8 +159,8 @@ func (s *wire) hears(what string, good bool) {
 	}
 }
 
-// The connection ends without a fault, and the server takes new ones and closes them. client-go then makes one watch after
-// the other that ends at once and without an error.
+// The connection ends without a fault, and the server takes new ones and closes them. client-go
+// then makes one watch after the other that ends at once and without an error.
 func TestAServerThatClosesEveryConnectionIsAway(t *testing.T) {
 	s := newWire(t)
 	s.watch()
@@ -184,8 +184,8 @@ func TestAWatchWithoutAConnectionFails(t *testing.T) {
 	require.Nil(t, w)
 }
 
-// A server whose data were restored counts versions from an earlier one. A version that it refuses is asked for once, and
-// then any version that it has.
+// A server whose data were restored counts versions from an earlier one. A version that it refuses
+// is asked for once, and then any version that it has.
 func TestAfterARestoreWhatTheServerHasIsListed(t *testing.T) {
 	s := newWire(t)
 	s.watch()

@@ -52,8 +52,8 @@ func (a *Authority) Pool() *x509.CertPool {
 	return p
 }
 
-// Issue writes a certificate for servers and clients, valid for name and 127.0.0.1 until the given time. It replaces files of the same
-// name.
+// Issue writes a certificate for servers and clients, valid for name and 127.0.0.1 until the given
+// time. It replaces files of the same name.
 func (a *Authority) Issue(t testing.TB, name string, until time.Time) (certFile, keyFile string) {
 	t.Helper()
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))

@@ -10,7 +10,8 @@ import (
 	"evenkeel/engine"
 )
 
-// What is told of an engine puts the KV that it made before in doubt, and proves it gone only if no engine could still have it.
+// What is told of an engine puts the KV that it made before in doubt, and proves it gone only if no
+// engine could still have it.
 func TestWhatPutsKVInDoubt(t *testing.T) {
 	refused := Health{Key: key("p1"), IsRefused: true, Status: engine.Status{StartTime: 1}}
 	moved := started(1).(Health)
@@ -87,10 +88,9 @@ type prefilled struct {
 	process    int        // got the call, and makes the KV
 }
 
-// An engine restarts, drops its KV, comes and goes, is described anew and found again in any order, and
-// prefills are answered in between. Once anything has been told of a process's end, no hand-off with its
-// KV is used. Without a restart, no KV
-// counts as gone.
+// An engine restarts, drops its KV, comes and goes, is described anew and found again in any order,
+// and prefills are answered in between. Once anything has been told of a process's end, no hand-off
+// with its KV is used. Without a restart, no KV counts as gone.
 func TestKVOfAnEndedProcessIsNeverUsed(test *testing.T) {
 	rapid.Check(test, func(t *rapid.T) {
 		s := begin(test, "p1")

@@ -105,7 +105,8 @@ func TestRequestsWaitForWhatIsPaused(t *testing.T) {
 	require.Equal(t, "up", s.status("d2").State, "the monitor has not heard of the end yet")
 }
 
-// What an engine made before its cache was emptied is worth nothing, also what comes later of a prefill that was begun before.
+// What an engine made before its cache was emptied is worth nothing, also what comes later of a
+// prefill that was begun before.
 func TestNothingIsLeftOfAnEngineThatWasEmptied(t *testing.T) {
 	s := begin(t, "p1/2 d2/2").steps("p1 up m; d2 up m")
 	candidates, workers := s.Caches([]string{key("p1"), key("d2")})

@@ -113,8 +113,8 @@ func TestWhatWasPublishedStays(t *testing.T) {
 	require.False(t, was.HasDrain("prefill p1:80"))
 }
 
-// A proxy that said it is ready before its dispatcher had heard of an engine would answer the first requests with 503. But a slot may be
-// on a rank that only the dispatcher has heard of.
+// A proxy that said it is ready before its dispatcher had heard of an engine would answer the first
+// requests with 503. But a slot may be on a rank that only the dispatcher has heard of.
 func TestTheDispatcherKnowsAnEngineBeforeARequestIsLetIn(t *testing.T) {
 	s := begin(t, "p1 d2").steps("p1 up m")
 	before := s.Snapshot
@@ -166,7 +166,8 @@ func TestTheBoardOfAHandOffIsThatOfItsBaseModel(t *testing.T) {
 	require.Equal(t, "b", s.BoardFor(prefill.Candidate{Aggregated: true, Board: "b"}, "x", ""))
 }
 
-// Prompts wait before their prefill while no decode rank takes any, and go to another region that has one.
+// Prompts wait before their prefill while no decode rank takes any, and go to another region that
+// has one.
 func TestPromptsWaitWhereDecodeIsHalted(t *testing.T) {
 	up, halted, down := board.Worker{Up: true}, board.Worker{Awaited: true}, board.Worker{Down: true}
 	for _, row := range []struct {
@@ -256,8 +257,9 @@ func TestWhichPrefillEnginesAreDeserted(t *testing.T) {
 	}
 }
 
-// The ranks beside one that failed are those that a request keeps off. It keeps off a whole host only where the board has a rank of
-// another one: else it would come back to the very rank that failed.
+// The ranks beside one that failed are those that a request keeps off. It keeps off a whole host
+// only where the board has a rank of another one: else it would come back to the very rank that
+// failed.
 func TestARequestKeepsOffAHostWhereAnotherOneTakesIt(t *testing.T) {
 	for steps, whole := range map[string]bool{
 		"": true, "d3 down m": false, "d3 out m": false, "d3 accused m": false, "d3 halted m": false, "d3 up": false, "d3 up n": false,
@@ -289,7 +291,8 @@ func TestARequestKeepsOffAHostWhereAnotherOneTakesIt(t *testing.T) {
 	require.Empty(t, begin(t, "").FailingWith(7, true, nil))
 }
 
-// The ranks around one that refuses requests are those of its group, or, where there is no other group, those of its engine.
+// The ranks around one that refuses requests are those of its group, or, where there is no other
+// group, those of its engine.
 func TestWhichRanksRefuseTogether(t *testing.T) {
 	for _, row := range []struct {
 		name, engines, down string
@@ -327,7 +330,8 @@ func TestWhichRanksRefuseTogether(t *testing.T) {
 	require.True(t, around == nil && !others)
 }
 
-// What a process did in spite of its profile counts until another process is there, whatever the config says meanwhile.
+// What a process did in spite of its profile counts until another process is there, whatever the
+// config says meanwhile.
 func TestAnAnswerThatWasGivenBackCountsUntilTheEngineStartsAnew(t *testing.T) {
 	never := func(name string) *Engine {
 		e := described(name)
@@ -409,7 +413,8 @@ func TestWhatAnotherProxyOwnsDoesNotDrain(t *testing.T) {
 	require.Equal(t, map[string]bool{"d2:80": true, "d3:80": false, "d4:80": false}, isOther)
 }
 
-// An engine that comes back gets its share of the load step by step, where others carry the load meanwhile.
+// An engine that comes back gets its share of the load step by step, where others carry the load
+// meanwhile.
 func TestASlowStart(t *testing.T) {
 	s := begin(t, "p1 p3 d2 d4")
 	s.tell(Terms{SlowStart: 30 * time.Second, Started: s.now})
@@ -489,7 +494,8 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 	require.Equal(t, "prefill p1:80", drain.Key(), "its only rank is the engine")
 }
 
-// With balance scheduling all ranks of vllm-ascend admit nothing while one of them has no free slot, so one slot stays free.
+// With balance scheduling all ranks of vllm-ascend admit nothing while one of them has no free
+// slot, so one slot stays free.
 func TestASlotStaysFreeOnRanksOfAscendThatDoBoth(t *testing.T) {
 	s := begin(t, "a1~ascend-mooncake-v1 a2").steps("a1 up m; a2 up n")
 	require.Equal(t, []int{19, 20}, []int{s.Workers[0].Slots, s.Workers[1].Slots})

@@ -49,7 +49,8 @@ func somewhere(t *rapid.T, outer testing.TB) *scene {
 
 var allNames = []string{"p1", "p2", "d3", "d4", "a5", "a6", "d7"}
 
-// Whatever happens, a rank is in one state, which came about legally, and nothing is published that its state forbids.
+// Whatever happens, a rank is in one state, which came about legally, and nothing is published that
+// its state forbids.
 func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := somewhere(rt, t)
@@ -105,7 +106,8 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 	})
 }
 
-// Events about different engines that come at one moment lead to the same lists, in whatever order they come.
+// Events about different engines that come at one moment lead to the same lists, in whatever order
+// they come.
 func TestTheOrderOfIndependentEventsDoesNotMatter(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := somewhere(rt, t)
@@ -141,7 +143,8 @@ func (s *scene) copied() *scene {
 	return &scene{t: s.t, r: &r, now: s.now}
 }
 
-// Hand-offs may point only at hosts of engines that are there, and for as long as an answer of one that was there may be on its way.
+// Hand-offs may point only at hosts of engines that are there, and for as long as an answer of one
+// that was there may be on its way.
 func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
 	s := begin(t, "p1 d2~ascend-layerwise")
 	later := s.now.Add(time.Minute)
@@ -192,7 +195,8 @@ func TestNumbersOfRanks(t *testing.T) {
 	require.EqualValues(t, 3, is("u1"), "it was away for too long")
 }
 
-// Engines of two roles may share an address, one after the other or at once. No rank is taken for another one.
+// Engines of two roles may share an address, one after the other or at once. No rank is taken for
+// another one.
 func TestEnginesAtOneAddressHaveRanksOfTheirOwn(t *testing.T) {
 	s := begin(t, "d1")
 	pod, both := described("d2"), described("a2")
@@ -216,7 +220,8 @@ func TestEnginesAtOneAddressHaveRanksOfTheirOwn(t *testing.T) {
 	require.Equal(t, []int32{0, 2, 1}, numbers())
 }
 
-// An engine that is described anew keeps what is known of it, and ranks that it has no more are remembered for a while.
+// An engine that is described anew keeps what is known of it, and ranks that it has no more are
+// remembered for a while.
 func TestAnEngineIsDescribedAnew(t *testing.T) {
 	s := begin(t, "p1 d2/3").steps("p1 up m; d2 up m; d2 drains; d2/0 drains; d2/2 drains")
 	again := func(e *Engine, anew bool) { s.tell(Entered{Engine: e, EndDrains: anew}) }
@@ -420,7 +425,8 @@ func TestWhatAReloadSpeaksOf(t *testing.T) {
 	require.NotContains(t, err.Error(), "d2:80", "the config speaks of it")
 }
 
-// From vllm-ascend 0.14 on, hand-offs name the request that made them. Of a version that cannot be read, nothing is known.
+// From vllm-ascend 0.14 on, hand-offs name the request that made them. Of a version that cannot be
+// read, nothing is known.
 func TestWhichHandOffsNameTheirRequest(t *testing.T) {
 	for version, want := range map[string]bool{"0.13.0": false, "0.14.0rc1": true, "0.23.0": true, "main": false, "": false} {
 		s := begin(t, "p1~ascend-mooncake-v1")

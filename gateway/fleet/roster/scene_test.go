@@ -25,8 +25,8 @@ type scene struct {
 	do  []Effect // of the last events
 }
 
-// begin has engines: a role's letter and a number, such as d2, then what is special: "/2" is a number of ranks, "@eu" a region, "+g" a
-// group, "~nixl-pull" a connector, "=0" no barrier.
+// begin has engines: a role's letter and a number, such as d2, then what is special: "/2" is a
+// number of ranks, "@eu" a region, "+g" a group, "~nixl-pull" a connector, "=0" no barrier.
 func begin(t testing.TB, engines string) *scene {
 	s := &scene{t: t, r: New(), now: time.Unix(1000, 0)}
 	s.tell(Terms{ProbeTimeout: time.Minute, Prefer: config.PreferPD, Started: s.now})
@@ -125,8 +125,9 @@ func health(word string, names ...string) engine.Status {
 	return s
 }
 
-// steps takes steps in words, each ended by a semicolon: "d2 up m x" is a health and what is listed; "d2 drains", "d2/1 drains", "d2
-// resumes", "d2 leaves", "d2 enters", "d2 away", "d2 back"; "wait 10s".
+// steps takes steps in words, each ended by a semicolon: "d2 up m x" is a health and what is
+// listed; "d2 drains", "d2/1 drains", "d2 resumes", "d2 leaves", "d2 enters", "d2 away", "d2 back";
+// "wait 10s".
 func (s *scene) steps(all string) *scene {
 	for step := range strings.SplitSeq(all, ";") {
 		f := strings.Fields(step)

@@ -17,8 +17,8 @@ func but(out ...RankState) []RankState {
 	return slices.DeleteFunc(slices.Clone(anyState), func(s RankState) bool { return s.in(out...) })
 }
 
-// legal says whether a rank may go from one state to another when something happens to its own engine, or to another one: the table of
-// RankState.
+// legal says whether a rank may go from one state to another when something happens to its own
+// engine, or to another one: the table of RankState.
 func legal(what Event, own bool, from, to RankState) bool {
 	move := func(froms, tos []RankState) bool { return from.in(froms...) && to.in(tos...) }
 	both := func(a, b []RankState) bool { return move(a, b) || move(b, a) }

@@ -7,16 +7,18 @@ import (
 	"strings"
 )
 
-// Text describes the published lists in lines: one per prefill candidate, decode rank, local rank and model. Tests and recordings use it. A
-// word stands in a line if it is true.
+// Text describes the published lists in lines: one per prefill candidate, decode rank, local rank
+// and model. Tests and recordings use it. A word stands in a line if it is true.
 //
-// Of a candidate: live: it takes prompts. late: prompts wait for it (AnswersLate). second: other candidates come first (Fallback). idle: no
-// decode rank would fetch its KV now (NoDecodeRank). behind: it is the second choice for these models (FallbackFor).
+// Of a candidate: live: it takes prompts. late: prompts wait for it (AnswersLate). second: other
+// candidates come first (Fallback). idle: no decode rank would fetch its KV now (NoDecodeRank).
+// behind: it is the second choice for these models (FallbackFor).
 //
 // Of a decode rank: others: so many KV tokens on it belong to requests of other proxies.
 //
-// Of a model: prefill, decode: an engine of this side is in service or awaited. half: only engines of one side list it, so no request can
-// be completed (OneSided). alone: each of its engines prefills and decodes (AllAggregated).
+// Of a model: prefill, decode: an engine of this side is in service or awaited. half: only engines
+// of one side list it, so no request can be completed (OneSided). alone: each of its engines
+// prefills and decodes (AllAggregated).
 func (p *Snapshot) Text() (lines []string) {
 	for i := range p.Candidates {
 		c := &p.Candidates[i]

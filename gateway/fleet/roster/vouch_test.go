@@ -12,8 +12,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// An arrival speaks for the core of its rank only where it cannot have waited for us: what a slow client kept in the socket
-// was made long before.
+// An arrival speaks for the core of its rank only where it cannot have waited for us: what a slow
+// client kept in the socket was made long before.
 func TestWhatSpeaksForACore(t *testing.T) {
 	for _, row := range []struct {
 		name     string

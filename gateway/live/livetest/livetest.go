@@ -17,7 +17,8 @@ import (
 	"evenkeel/gateway/watch"
 )
 
-// Proxy is a simulated proxy: one group of ranks whose loads move. Change can change all other facts.
+// Proxy is a simulated proxy: one group of ranks whose loads move. Change can change all other
+// facts.
 type Proxy struct {
 	mu     sync.Mutex
 	began  time.Time

@@ -1,4 +1,5 @@
-// Package answertest reads answers of /v1/messages and /v1/responses as clients do, for the tests of other packages.
+// Package answertest reads answers of /v1/messages and /v1/responses as clients do, for the tests
+// of other packages.
 package answertest
 
 import (
@@ -58,7 +59,8 @@ func blocks(t *testing.T, body string) (all []string) {
 	return all
 }
 
-// ReadMessage joins the events of a stream of /v1/messages. The test fails if the stream lacks what Anthropic's clients rely on.
+// ReadMessage joins the events of a stream of /v1/messages. The test fails if the stream lacks what
+// Anthropic's clients rely on.
 func ReadMessage(t *testing.T, body string) (got Message) {
 	t.Helper()
 	for _, block := range blocks(t, body) {
@@ -154,7 +156,8 @@ type Response struct {
 	Fail string // code of the error event; empty: the stream has none
 }
 
-// ReadResponse joins the events of a stream of /v1/responses. The test fails if the stream lacks what clients rely on.
+// ReadResponse joins the events of a stream of /v1/responses. The test fails if the stream lacks
+// what clients rely on.
 func ReadResponse(t *testing.T, body string) (got Response) {
 	t.Helper()
 	for _, block := range blocks(t, body) {

@@ -27,7 +27,8 @@ func (f free) Acquire(context.Context, int64) (lease.Record, error) {
 func (free) Renew(context.Context, int64) error   { return nil }
 func (free) Release(context.Context, int64) error { return nil }
 
-// Owned returns a scope that the proxy us-1 owns for an hour with this epoch, and the scope's claim, which does not run any more.
+// Owned returns a scope that the proxy us-1 owns for an hour with this epoch, and the scope's
+// claim, which does not run any more.
 func Owned(t *testing.T, epoch int64) (*owner.Scope, *lease.Claim) {
 	t.Helper()
 	scope, times := owner.NewScope("main"), lease.DefaultTimes

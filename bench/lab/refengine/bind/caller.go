@@ -23,9 +23,9 @@ func NewCaller(client *http.Client, count Counts) *Caller {
 	return &Caller{client: client, count: count, slots: make(chan struct{}, callers)}
 }
 
-// Call posts body to url. It waits until few enough callbacks are under way, and then as long as the
-// answer takes. The status of the answer is not looked at: 500 counts as delivered. Only an error of the
-// connection is tried again, without a pause.
+// Call posts body to url. It waits until few enough callbacks are under way, and then as long as
+// the answer takes. The status of the answer is not looked at: 500 counts as delivered. Only an
+// error of the connection is tried again, without a pause.
 func (c *Caller) Call(ctx context.Context, url string, body []byte) {
 	select {
 	case c.slots <- struct{}{}:

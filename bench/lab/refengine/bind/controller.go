@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// FakeHost is the bootstrap host with which SGLang runs a request that no other engine takes part in: the prefill
-// engine writes no KV, and the decode engine waits for none.
+// FakeHost is the bootstrap host with which SGLang runs a request that no other engine takes part
+// in: the prefill engine writes no KV, and the decode engine waits for none.
 const FakeHost = "2.2.2.2"
 
 // Controller is the process of SGLang that shares requests out to DP ranks behind one port.
@@ -17,8 +17,9 @@ type Controller struct {
 	turn    atomic.Uint64
 }
 
-// Dispatch says which rank a request goes to. named is its rank and room its room, -1: it has none. masked says
-// which ranks have lost their GPUs. The controller catches no exception: an error ends the whole server.
+// Dispatch says which rank a request goes to. named is its rank and room its room, -1: it has none.
+// masked says which ranks have lost their GPUs. The controller catches no exception: an error ends
+// the whole server.
 func (c *Controller) Dispatch(named int, room int64, masked func(rank int) bool) (rank int, err error) {
 	switch {
 	case named >= 0 && masked(named):
@@ -30,7 +31,8 @@ func (c *Controller) Dispatch(named int, room int64, masked func(rank int) bool)
 	case c.Follows:
 		return int(room % int64(c.Ranks)), nil
 	}
-	// The real controller takes one request after the other. Here several may ask at once, and none may see another's turn.
+	// The real controller takes one request after the other. Here several may ask at once, and none
+	// may see another's turn.
 	for turn, i := c.turn.Add(1), 0; i < c.Ranks; i++ {
 		if rank = int((turn + uint64(i)) % uint64(c.Ranks)); !masked(rank) {
 			return rank, nil

@@ -65,8 +65,8 @@ func (d *Desk) Await(id string) (came <-chan Registration, leave func()) {
 	}
 }
 
-// Meet waits for the decode engine that registers for a request, and looks for it after a delay only. The
-// time it may have runs from the start.
+// Meet waits for the decode engine that registers for a request, and looks for it after a delay
+// only. The time it may have runs from the start.
 func (d *Desk) Meet(ctx context.Context, id string, limit, delay time.Duration) (Registration, error) {
 	late := time.NewTimer(limit)
 	defer late.Stop()

@@ -182,8 +182,8 @@ func (l *Landing) Result() (p Push, whole bool, err error) {
 // Spoilt is set when a prefill engine has written another request's KV over this one's.
 func (l *Landing) Spoilt() *atomic.Bool { return &l.spoilt }
 
-// Watch gives a request up after the time of limit, or when the prefill engine at address has missed
-// two beats. It returns when the wait is over.
+// Watch gives a request up after the time of limit, or when the prefill engine at address has
+// missed two beats. It returns when the wait is over.
 func (a *Landings) Watch(ctx context.Context, client *http.Client, l *Landing, address string, limit, beat time.Duration) {
 	late := time.NewTimer(limit)
 	defer late.Stop()

@@ -14,10 +14,12 @@ type Gauges struct {
 	Pairs, FewerPairs int64 // KV tokens that it read in those, and those that the fullest rank read beyond them
 }
 
-// appendBarrier appends what SGLang counts of its barrier with SGLANG_ENABLE_METRICS_DP_ATTENTION=1. Without it, the series
-// are there and count nothing (srt/observability/metrics_collector.py, 0.5.22 and 0.5.23). Its clock runs while a scheduler gathers the
-// sizes of all ranks before a step (srt/managers/scheduler_components/dp_attn.py). Real ranks also wait in the layers of a step, where no
-// series counts it. The ranks here wait for each other once a step, and all of that is counted.
+// appendBarrier appends what SGLang counts of its barrier with
+// SGLANG_ENABLE_METRICS_DP_ATTENTION=1. Without it, the series are there and count nothing
+// (srt/observability/metrics_collector.py, 0.5.22 and 0.5.23). Its clock runs while a scheduler
+// gathers the sizes of all ranks before a step (srt/managers/scheduler_components/dp_attn.py). Real
+// ranks also wait in the layers of a step, where no series counts it. The ranks here wait for each
+// other once a step, and all of that is counted.
 func appendBarrier(dst []byte, model, role string, ranks []Gauges) []byte {
 	const waits, pairs = "sglang:dp_attention_sync_wait_seconds", "sglang:dp_attention_pairs_total"
 	line := func(name string, g Gauges, label string, value any) {
@@ -38,7 +40,8 @@ func appendBarrier(dst []byte, model, role string, ranks []Gauges) []byte {
 	return dst
 }
 
-// appendTokens appends the counter of tokens, which has no series before its first token (srt/observability/metrics_collector.py).
+// appendTokens appends the counter of tokens, which has no series before its first token
+// (srt/observability/metrics_collector.py).
 func appendTokens(dst []byte, model, role string, ranks []Gauges) []byte {
 	const name = "sglang:realtime_tokens_total"
 	dst = fmt.Appendf(dst, "# HELP %s counter of the reference engine.\n# TYPE %[1]s counter\n", name)

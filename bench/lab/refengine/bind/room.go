@@ -28,8 +28,8 @@ type Room struct {
 	Sampled     uint64 // of the members that have a part in the first token
 }
 
-// shaping are the members that have a part in an answer's first token. The prefill engine samples it, and the
-// decode engine relies on that.
+// shaping are the members that have a part in an answer's first token. The prefill engine samples
+// it, and the decode engine relies on that.
 var shaping = []string{"temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
 	"logit_bias",
 	"min_tokens", "ignore_eos", "logprobs", "top_logprobs", "response_format", "regex", "ebnf", "json_schema"}

@@ -13,9 +13,9 @@ const BlockSize = 128
 // Blocks is how many blocks so many tokens fill.
 func Blocks(tokens int) int { return (tokens + BlockSize - 1) / BlockSize }
 
-// Cache knows whole blocks by the hash of everything up to their end, and
-// of the cache_salt before it. When it is full the least recent one goes, of one prompt the last first, as
-// engines do. A nil cache is always empty.
+// Cache knows whole blocks by the hash of everything up to their end, and of the cache_salt before
+// it. When it is full the least recent one goes, of one prompt the last first, as engines do. A nil
+// cache is always empty.
 type Cache struct {
 	size   int     // blocks
 	events *Events // nil: nobody is told

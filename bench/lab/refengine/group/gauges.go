@@ -58,7 +58,8 @@ func (g *Gauges) ended(j *Job, tokens int) {
 	g.Answers.observe(int64(tokens))
 }
 
-// Prefilled notes a request that is answered with its prefill: the hand-off comes with so many tokens.
+// Prefilled notes a request that is answered with its prefill: the hand-off comes with so many
+// tokens.
 func (g *Gauges) Prefilled(prompt, tokens int) {
 	g.Prompt.Add(int64(prompt))
 	g.Generated.Add(int64(tokens))

@@ -1,5 +1,5 @@
-// Package group is the half of a reference engine that decodes: ranks that step together, with slots and KV blocks
-// of their own. The ranks of an aggregated engine compute the prompts, too.
+// Package group is the half of a reference engine that decodes: ranks that step together, with
+// slots and KV blocks of their own. The ranks of an aggregated engine compute the prompts, too.
 package group
 
 import (
@@ -175,8 +175,8 @@ func (g *Group) turnAfter(at float64) float64 {
 	return next
 }
 
-// giveTurn says when in each step a request gets its token. Multiples of the golden ratio leave no large gap between the turns of
-// requests that run together, however many these are.
+// giveTurn says when in each step a request gets its token. Multiples of the golden ratio leave no
+// large gap between the turns of requests that run together, however many these are.
 func (g *Group) giveTurn(j *Job) {
 	if j.turn = 1; g.cfg.Spread {
 		g.turns++

@@ -67,8 +67,8 @@ func TestTheSlowestRankSetsTheStep(t *testing.T) {
 	})
 }
 
-// The third step has a rank with one long prompt, and another one with three short ones. Who pays for what in it depends on how the
-// engine pads: there are graphs for 1, 2 and 4 requests.
+// The third step has a rank with one long prompt, and another one with three short ones. Who pays
+// for what in it depends on how the engine pads: there are graphs for 1, 2 and 4 requests.
 func TestStepsOfEachForm(t *testing.T) {
 	for form, want := range map[step.Form]time.Duration{
 		step.Eager:      10*time.Millisecond + (33+3*1000)*time.Microsecond + 3*2*time.Millisecond + 2*3*time.Millisecond,

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Job is a request in the decode group. What is exported is the connection's, and set before Submit, or safe to read.
+// Job is a request in the decode group. What is exported is the connection's, and set before
+// Submit, or safe to read.
 type Job struct {
 	rank    int
 	prompt  int  // tokens
@@ -76,8 +77,8 @@ const (
 // Submit has a request wait for KV blocks and a slot.
 func (g *Group) Submit(j *Job) { g.inbox.post(message{kind: submit, job: j}) }
 
-// Landed says that a remote request's KV is there, or that nothing came (local). want is the length of its answer, which is known
-// once the KV is.
+// Landed says that a remote request's KV is there, or that nothing came (local). want is the length
+// of its answer, which is known once the KV is.
 func (g *Group) Landed(j *Job, want int, local bool) {
 	g.inbox.post(message{kind: landed, job: j, want: want, local: local})
 }

@@ -20,7 +20,8 @@ func aggregated(how Mixed) Config {
 	return Config{Ranks: 2, Slots: 4, C1: 1, PrefillBase: 1, PrefillPer: 100 * time.Microsecond, Mixed: &how}
 }
 
-// scheduled writes each step: of each rank how many requests decode and how many tokens of prompts it computes.
+// scheduled writes each step: of each rank how many requests decode and how many tokens of prompts
+// it computes.
 func (g *Group) scheduled() string {
 	var steps []string
 	for _, s := range g.log.All() {

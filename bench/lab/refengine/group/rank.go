@@ -74,7 +74,8 @@ func (r *decodeRank) growth(cfg Config) (n int) {
 	return n
 }
 
-// full says whether slots keep a request from its blocks. SGLang has two more for each that runs, unless it has many.
+// full says whether slots keep a request from its blocks. SGLang has two more for each that runs,
+// unless it has many.
 func (r *decodeRank) full(cfg Config, remote bool) bool {
 	switch {
 	case !remote || cfg.Waits == WaitsForSlot:

@@ -245,8 +245,9 @@ func (u *usage) spent() map[string]int {
 	return told
 }
 
-// reason is how the answer ended, as a message says it; nil: it does not. A tool whose arguments
-// a stop string cut short must not be called (_to_anthropic_stop_reason in entrypoints/anthropic/serving.py).
+// reason is how the answer ended, as a message says it; nil: it does not. A tool whose arguments a
+// stop string cut short must not be called (_to_anthropic_stop_reason in
+// entrypoints/anthropic/serving.py).
 func (w *Writer) reason() (why, stop *string) {
 	reason := "end_turn"
 	switch {
@@ -368,8 +369,8 @@ func (w *Writer) close(events []byte) []byte {
 }
 
 // Whole is the message for a chat's whole answer, or why there is none; status is 0 for what is no
-// answer, such as an error. vLLM reads the arguments of a tool that was demanded by name, and refuses a
-// request whose arguments were cut short, when all is computed.
+// answer, such as an error. vLLM reads the arguments of a tool that was demanded by name, and
+// refuses a request whose arguments were cut short, when all is computed.
 func (w *Writer) Whole(_ string, chat []byte) (message []byte, status int) {
 	var c chunk
 	if json.Unmarshal(chat, &c) != nil || len(c.Choices) == 0 {

@@ -91,8 +91,8 @@ func TestWholeMessages(t *testing.T) {
 	require.Equal(t, "text", string(body))
 }
 
-// An answer that vllm-ascend gives back has a stop reason that is no stop string. vLLM 0.32 takes it for one, unless the
-// tools that were called are complete, and 0.27.1 tells neither.
+// An answer that vllm-ascend gives back has a stop reason that is no stop string. vLLM 0.32 takes
+// it for one, unless the tools that were called are complete, and 0.27.1 tells neither.
 func TestAMessageThatIsGivenBack(t *testing.T) {
 	end := `data: {"choices":[{"delta":{},"finish_reason":"stop","stop_reason":"recomputed"}]}` + "\n\n" + `data: {"choices":[],"usage":{}}` + "\n\n"
 	call := func(arguments string) string {

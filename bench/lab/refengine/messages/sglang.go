@@ -8,8 +8,8 @@ import (
 	"net/http"
 )
 
-// routing are the members by which the two legs of a message meet on engines of SGLang (0.5.23, PDRoutingFields in
-// entrypoints/openai/protocol.py). A message has no rid.
+// routing are the members by which the two legs of a message meet on engines of SGLang (0.5.23,
+// PDRoutingFields in entrypoints/openai/protocol.py). A message has no rid.
 var routing = []string{"bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank"}
 
 // ChatOfSGLang is Chat of an engine of SGLang. An older one does not know the members of routing.
@@ -34,7 +34,8 @@ func ChatOfSGLang(body []byte, knows bool) ([]byte, error) {
 	return json.Marshal(chat)
 }
 
-// SGLang turns a chat's answer into a message's as SGLang 0.5.23 does, in entrypoints/anthropic/serving.py.
+// SGLang turns a chat's answer into a message's as SGLang 0.5.23 does, in
+// entrypoints/anthropic/serving.py.
 type SGLang struct {
 	Model string
 	Taken bool // the request was understood, and what refuses it is the engine
@@ -127,7 +128,8 @@ func (s *SGLang) chunk(events, data []byte) []byte {
 	return s.w.deltas(events, d)
 }
 
-// Whole is the message for a chat's whole answer; status is 0 for what is no answer, such as an error.
+// Whole is the message for a chat's whole answer; status is 0 for what is no answer, such as an
+// error.
 func (s *SGLang) Whole(_ string, chat []byte) (message []byte, status int) {
 	var c chunk
 	if json.Unmarshal(chat, &c) != nil || len(c.Choices) == 0 {
@@ -180,7 +182,8 @@ func (s *SGLang) Error(status int, chat []byte) (body []byte, now int) {
 	return body, status
 }
 
-// errorIn is the status and the text of a chat's error: SGLang has them under "error" in streams only.
+// errorIn is the status and the text of a chat's error: SGLang has them under "error" in streams
+// only.
 func errorIn(chat []byte) (status int, why string) {
 	type fields struct {
 		Message string

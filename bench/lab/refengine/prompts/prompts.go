@@ -17,7 +17,8 @@ type Job struct {
 	IDs  []int32
 	Salt string
 	More time.Duration // beyond the prompt: tokens after the first
-	// Done is called once by the rank when the KV is there. It owns the blocks, to be given back by free.
+	// Done is called once by the rank when the KV is there. It owns the blocks, to be given back by
+	// free.
 	Done func(cached int, free func())
 }
 

@@ -116,7 +116,8 @@ func tools(m object) error {
 // A Writer turns a chat's answer into a response's.
 type Writer struct {
 	Model string
-	// vLLM from 0.33 on ends an answer that its limit ended with response.incomplete, earlier ones with response.completed
+	// vLLM from 0.33 on ends an answer that its limit ended with response.incomplete, earlier ones
+	// with response.completed
 	TellsIncomplete bool
 
 	SGLang bool // the answer is as that of SGLang 0.5.23, in entrypoints/openai/serving_responses.py
@@ -348,7 +349,8 @@ func (w *Writer) Whole(id string, chat []byte) (response []byte, status int) {
 	return response, http.StatusOK
 }
 
-// Error is an error as a chat has it. SGLang answers 400 whatever has failed, and its text then begins with the status.
+// Error is an error as a chat has it. SGLang answers 400 whatever has failed, and its text then
+// begins with the status.
 func (w *Writer) Error(status int, chat []byte) (body []byte, now int) {
 	if !w.SGLang {
 		return chat, status
@@ -380,8 +382,8 @@ func messageOf(chat []byte) string {
 	return cmp.Or(said.Error.Message, said.Message)
 }
 
-// ChatOfSGLang is Chat of an engine of SGLang, whose request_id is its rid. An older engine does not know the room. It keeps
-// two tokens of the answer back.
+// ChatOfSGLang is Chat of an engine of SGLang, whose request_id is its rid. An older engine does
+// not know the room. It keeps two tokens of the answer back.
 func (w *Writer) ChatOfSGLang(body []byte, knows bool) ([]byte, error) {
 	text, err := Chat(body)
 	if err != nil {

@@ -26,7 +26,8 @@ func (g *Gate) Close(d time.Duration) {
 	}
 }
 
-// Wait returns when the core does not stand still, or ctx has ended. stood says that it had to wait.
+// Wait returns when the core does not stand still, or ctx has ended. stood says that it had to
+// wait.
 func (g *Gate) Wait(ctx context.Context) (stood bool) {
 	for {
 		left, moved := g.left()

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// SGLang turns a completion's answer into one of POST /generate, as SGLang 0.5.23 does: _handle_batch_output in
-// managers/tokenizer_manager.py. Each event has all of the answer so far.
+// SGLang turns a completion's answer into one of POST /generate, as SGLang 0.5.23 does:
+// _handle_batch_output in managers/tokenizer_manager.py. Each event has all of the answer so far.
 type SGLang struct {
 	RID string
 
@@ -22,7 +22,8 @@ type SGLang struct {
 // renamed are the members of sampling_params that a completion calls otherwise.
 var renamed = map[string]string{"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 
-// known are the members of sampling_params. Another one is refused (SGLang 0.5.23, rust_extensions/_server).
+// known are the members of sampling_params. Another one is refused (SGLang 0.5.23,
+// rust_extensions/_server).
 var known = map[string]bool{
 	"max_new_tokens": true, "stop": true, "stop_token_ids": true, "stop_regex": true, "temperature": true, "top_p": true, "top_k": true, "min_p": true,
 	"frequency_penalty": true, "presence_penalty": true, "repetition_penalty": true, "min_new_tokens": true, "n": true, "beam_width": true,

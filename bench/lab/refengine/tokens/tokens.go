@@ -1,5 +1,6 @@
-// Package tokens has the words of the endpoints at which engines speak token ids. What they are like, as read in vLLM 0.32.0 and 0.33.0
-// (the lines are of 0.32.0, below entrypoints/scale_out) and in SGLang 0.5.23 (below srt):
+// Package tokens has the words of the endpoints at which engines speak token ids. What they are
+// like, as read in vLLM 0.32.0 and 0.33.0 (the lines are of 0.32.0, below entrypoints/scale_out)
+// and in SGLang 0.5.23 (below srt):
 //
 //	vLLM, POST /inference/v1/generate
 //	request            token_ids and sampling_params are required; GenerateRequest, token_in_token_out/protocol.py:162
@@ -30,8 +31,9 @@ import (
 	"fmt"
 )
 
-// Disabled is what an engine says that was started without --enable-scale-out and without --tokens-only (register_scale_out_api_routers in
-// entrypoints/scale_out/factories.py). The status is 403.
+// Disabled is what an engine says that was started without --enable-scale-out and without
+// --tokens-only (register_scale_out_api_routers in entrypoints/scale_out/factories.py). The status
+// is 403.
 const Disabled = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
 
 // says is an engine's own text of an error.
@@ -158,7 +160,8 @@ func (w *Writer) Events(of []byte) (events []byte) {
 	return events
 }
 
-// pieces gives take each event of some of a completion, and the piece of the answer that it has; nil: it has none.
+// pieces gives take each event of some of a completion, and the piece of the answer that it has;
+// nil: it has none.
 func pieces(of []byte, take func(event []byte, c *completion)) {
 	for event := range bytes.SplitSeq(of, []byte("\n\n")) {
 		if len(event) == 0 {
@@ -272,7 +275,8 @@ func (w *Writer) Error(status int, of []byte) (body []byte, now int) { return of
 // AbortPath is where requests are ended.
 const AbortPath = "/inference/v1/abort_requests"
 
-// ReadAbort reads which requests are to end. says is why the body is refused: abort_requests in api_router.py.
+// ReadAbort reads which requests are to end. says is why the body is refused: abort_requests in
+// api_router.py.
 func ReadAbort(body []byte) (ids []string, says string) {
 	var q struct {
 		IDs []string `json:"request_ids"`

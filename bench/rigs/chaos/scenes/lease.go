@@ -112,8 +112,8 @@ func playLeasedAway(ctx context.Context, w *site, r *testbed.Report) error {
 		})
 		began := time.Now()
 		if err == nil {
-			// Whoever reaches the store first takes what it finds without an owner: for a moment two proxies may have
-			// each other's region.
+			// Whoever reaches the store first takes what it finds without an owner: for a moment two proxies
+			// may have each other's region.
 			err = testbed.Await(ctx, patience, "each proxy has its region again, and no other", func() bool {
 				return !slices.ContainsFunc(w.all[:], func(p *side) bool {
 					return admits(p) != 1 || p.Metric(fmt.Sprintf("evenkeel_geo_owner{region=%q}", p.region)) != 1

@@ -32,8 +32,8 @@ type crowd struct {
 	concurrency int
 }
 
-// under loads several proxies at once, for so long, or as long as act takes if that is 0; act is what happens
-// meanwhile.
+// under loads several proxies at once, for so long, or as long as act takes if that is 0; act is
+// what happens meanwhile.
 func (w *site) under(ctx context.Context, span time.Duration, list []crowd, act func() error) ([]*load.Result, error) {
 	var loads []load.Config
 	for _, c := range list {
@@ -62,7 +62,8 @@ func cut(f load.Failure) bool {
 	return slices.Contains([]load.Kind{load.Connect, load.Reset, load.Truncated, load.Timeout}, f.Kind) || lost(f)
 }
 
-// away takes the store of leases away from all proxies for so long; meanwhile is called now and then.
+// away takes the store of leases away from all proxies for so long; meanwhile is called now and
+// then.
 func (w *site) away(ctx context.Context, meanwhile func(left time.Duration)) error {
 	gone := func(gone bool) {
 		for _, p := range w.all {
@@ -90,7 +91,8 @@ func (w *site) isolate(p *side, apart bool) {
 
 const afterwards = "after the last request"
 
-// held waits until neither the proxies nor the engines hold anything; its error is what they still hold.
+// held waits until neither the proxies nor the engines hold anything; its error is what they still
+// hold.
 func (w *site) held(ctx context.Context) error {
 	return testbed.Idle(ctx, patience, func() (held []string) {
 		for _, p := range w.all {

@@ -56,11 +56,12 @@ func buildRegions(w *site) error {
 	return w.Write("keys.yaml", keys.String())
 }
 
-// regionSettings are a region's own. Its own engines are told to be so slow that another
-// stays the better place even when the quarter is left of it that corrections leave. And they are told to need
-// so much for attention (beta2_ms) that what else takes their time falls with a prompt's length: no line of
-// prefill times is like that, so a proxy never learns how fast they really are. On a busy machine it did, from
-// prompts that were answered together and count as one of twice the length.
+// regionSettings are a region's own. Its own engines are told to be so slow that another stays the
+// better place even when the quarter is left of it that corrections leave. And they are told to
+// need so much for attention (beta2_ms) that what else takes their time falls with a prompt's
+// length: no line of prefill times is like that, so a proxy never learns how fast they really are.
+// On a busy machine it did, from prompts that were answered together and count as one of twice the
+// length.
 func regionSettings(w *site, p *side) (geo, rest string) {
 	rest = fmt.Sprintf(`keys_file: %q
 expose_route_headers: true
@@ -161,7 +162,8 @@ func playFirst(ctx context.Context, w *site, r *testbed.Report) error {
 		s, sent := testbed.Count(lost, all...), w.forwards(way.from, way.to)-before
 		s.AllRight(r, scene, "")
 		r.Hold(sent > float64(s.Sent)/3, scene, "only %.0f of %d were forwarded", sent, s.Sent/2) // what the peer is too busy for stays
-		// one round trip where a connection is open, two where it is not, and what two busy processes take
+		// one round trip where a connection is open, two where it is not, and what two busy processes
+		// take
 		if w.packets() {
 			r.Hold(hop-direct >= 0.9*rtt && hop-direct <= 2.5*rtt+25, scene, "a hop over %.0f ms adds %.1f ms", rtt, hop-direct)
 		}

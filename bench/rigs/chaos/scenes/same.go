@@ -12,7 +12,8 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// way is a path from a region to a peer. It is named by the caller whose requests are forwarded on it.
+// way is a path from a region to a peer. It is named by the caller whose requests are forwarded on
+// it.
 type way struct {
 	from, to int
 	caller   string

@@ -1,5 +1,5 @@
-// Package ranks has a real engine of which two data-parallel ranks step together, the clients that ask it, and what these
-// saw. Commands that measure such engines share it.
+// Package ranks has a real engine of which two data-parallel ranks step together, the clients that
+// ask it, and what these saw. Commands that measure such engines share it.
 package ranks
 
 import (
@@ -24,14 +24,15 @@ const (
 //go:embed plugin.py
 var plugin []byte
 
-// Plugin writes what vLLM needs for a MoE model on data-parallel ranks, and returns the folder that PYTHONPATH must have.
+// Plugin writes what vLLM needs for a MoE model on data-parallel ranks, and returns the folder that
+// PYTHONPATH must have.
 func Plugin(w *testbed.World) (string, error) {
 	site := w.File("ranks")
 	return site, vllm.Plugin(site, "evenkeel_ranks", plugin)
 }
 
-// Start starts vLLM with a MoE model on two ranks, each bound to a core. It tells its settings, and has not answered yet. Its log,
-// and the steps of each rank, are files of that name.
+// Start starts vLLM with a MoE model on two ranks, each bound to a core. It tells its settings, and
+// has not answered yet. Its log, and the steps of each rank, are files of that name.
 func Start(ctx context.Context, w *testbed.World, in *vllm.Installation, name string, flags ...string) (*vllm.Engine, error) {
 	model, err := in.Model(ctx)
 	if err != nil {

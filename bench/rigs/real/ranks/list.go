@@ -34,7 +34,8 @@ func Draw(seed uint64, n int, prompt, output Lengths) []Request {
 	return list
 }
 
-// Rounds plays each of n in every round, in an order of the round's own, and returns what came of them, by rounds.
+// Rounds plays each of n in every round, in an order of the round's own, and returns what came of
+// them, by rounds.
 func Rounds[T any](rounds, n int, seed uint64, play func(round, i int) (T, error)) (all [][]T, err error) {
 	for round := range rounds {
 		made := make([]T, n)
@@ -52,7 +53,8 @@ func Rounds[T any](rounds, n int, seed uint64, play func(round, i int) (T, error
 type Played struct {
 	Answers []Answer
 	Began   time.Time
-	// The full part is what measures are taken of. Of a closed list it is from the first request that ended until the list was empty.
+	// The full part is what measures are taken of. Of a closed list it is from the first request that
+	// ended until the list was empty.
 	Full, Empty time.Time
 }
 
@@ -89,8 +91,8 @@ func (c Client) Closed(ctx context.Context, url string, list []Request, clients 
 	return p
 }
 
-// Open sends each request of a list at its time, whatever has ended by then. The full part begins with the list and ends
-// when the last request is sent.
+// Open sends each request of a list at its time, whatever has ended by then. The full part begins
+// with the list and ends when the last request is sent.
 func (c Client) Open(ctx context.Context, url string, list []Request, starts []time.Duration) *Played {
 	p := &Played{Answers: make([]Answer, len(list)), Began: time.Now()}
 	p.Full = p.Began

@@ -15,7 +15,8 @@ import (
 	"evenkeel/bench/rigs/real/vllm"
 )
 
-// Request is a prompt of so many token ids and an answer of so many tokens. Those of one seed begin alike.
+// Request is a prompt of so many token ids and an answer of so many tokens. Those of one seed begin
+// alike.
 type Request struct {
 	Prompt, Output int
 	Seed           uint64
@@ -124,10 +125,12 @@ func counted(event []byte) (n int) {
 	return n
 }
 
-// settled is how long after the last of some answers began their steps are counted: that in which it began is longer.
+// settled is how long after the last of some answers began their steps are counted: that in which
+// it began is longer.
 const settled = 100 * time.Millisecond
 
-// Together is the mean time between two tokens of answers while all of them go on, and when that was. They have so many tokens then.
+// Together is the mean time between two tokens of answers while all of them go on, and when that
+// was. They have so many tokens then.
 func Together(answers []*Answer) (ms float64, tokens int, from, to time.Time, err error) {
 	for i, a := range answers {
 		if a.Err != nil {

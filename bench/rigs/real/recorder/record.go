@@ -1,5 +1,5 @@
-// Package recorder asks real engines everything that evenkeel reads, and writes what they answer into the files of package
-// recording.
+// Package recorder asks real engines everything that evenkeel reads, and writes what they answer
+// into the files of package recording.
 package recorder
 
 import (
@@ -23,7 +23,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Engines are running engines of one version, with the same model. Plain alone may be recorded, or the other two without it.
+// Engines are running engines of one version, with the same model. Plain alone may be recorded, or
+// the other two without it.
 type Engines struct {
 	Plain, Prefill, Decode string // host:port; empty: not recorded
 	Events, Replay         string // host:port of the prefill engine's KV events
@@ -44,7 +45,8 @@ type recorder struct {
 	err   error
 }
 
-// Record asks the engines everything and writes what they answer into dir. Files of engines that were not given stay.
+// Record asks the engines everything and writes what they answer into dir. Files of engines that
+// were not given stay.
 func Record(ctx context.Context, e Engines, dir string, out io.Writer) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -247,7 +247,8 @@ func (r *recorder) replay(ctx context.Context, events *recording.Events) error {
 	}
 }
 
-// lost records a hand-off of a prefill engine that nobody reaches. It is the last, because engines have hung over it.
+// lost records a hand-off of a prefill engine that nobody reaches. It is the last, because engines
+// have hung over it.
 func (r *recorder) lost(ctx context.Context) {
 	client := fmt.Sprintf(`{"model":"tiny","prompt":%s,"temperature":0,"max_tokens":8}`, tokens(200, 40))
 	kv := r.probe(ctx, "lost", textPath, "a prompt whose hand-off is changed to point to nobody: prefill", client)

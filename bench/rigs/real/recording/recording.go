@@ -1,5 +1,6 @@
-// Package recording holds what real vLLM engines answered, one file for each situation. Tests give the answers to evenkeel's
-// parsers, and hold the reference engines to the same shapes. Package bench/rigs/real/recorder makes the files.
+// Package recording holds what real vLLM engines answered, one file for each situation. Tests give
+// the answers to evenkeel's parsers, and hold the reference engines to the same shapes. Package
+// bench/rigs/real/recorder makes the files.
 package recording
 
 import (

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRecordingsAreSmallAndTellNothingOfTheirMachine: the files stay below 2 MB, and no path or address of the machine that made
-// them is in them.
+// TestRecordingsAreSmallAndTellNothingOfTheirMachine: the files stay below 2 MB, and no path or
+// address of the machine that made them is in them.
 func TestRecordingsAreSmallAndTellNothingOfTheirMachine(t *testing.T) {
 	const most = 2_000_000
 	paths := regexp.MustCompile(`"/(opt|work|tmp|root|home|usr|var)/|/site-packages/`)
@@ -32,7 +32,8 @@ func TestRecordingsAreSmallAndTellNothingOfTheirMachine(t *testing.T) {
 	t.Logf("%d files of %d bytes", len(files), total)
 }
 
-// TestEverySituationIsThere: what the recordings are for cannot be lost by recording anew with fewer engines.
+// TestEverySituationIsThere: what the recordings are for cannot be lost by recording anew with
+// fewer engines.
 func TestEverySituationIsThere(t *testing.T) {
 	all, err := All()
 	require.NoError(t, err)

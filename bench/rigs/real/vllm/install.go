@@ -1,5 +1,6 @@
-// Package vllm installs vLLM for a CPU into the cache folder that `make real`, `make claim NAME=real-barrier` and
-// `make claim NAME=real-aggregated` share, makes a MoE model, and starts engines as processes.
+// Package vllm installs vLLM for a CPU into the cache folder that `make real`, `make claim
+// NAME=real-barrier` and `make claim NAME=real-aggregated` share, makes a MoE model, and starts
+// engines as processes.
 package vllm
 
 import (
@@ -91,7 +92,8 @@ func (i *Installation) install(ctx context.Context) error {
 	return Metadata(strings.TrimSpace(string(site)), "vllm", Version+"+cpu", "")
 }
 
-// layPy lays the Python files of a wheel into a folder, and links what is compiled from an installation.
+// layPy lays the Python files of a wheel into a folder, and links what is compiled from an
+// installation.
 const layPy = `
 import glob, os, sys, zipfile
 wheel, folder, installed = glob.glob(sys.argv[1])[0], sys.argv[2], os.path.dirname(__import__("importlib.util").util.find_spec("vllm").origin)
@@ -102,8 +104,9 @@ for path in glob.glob(installed + "/**/*.so", recursive=True):
     os.path.lexists(to) or os.symlink(path, to)
 `
 
-// Over makes a folder for PYTHONPATH in which the Python files of another version of vLLM stand beside what is compiled of the
-// installed one: for a version that no package for CPUs has yet. Whether that starts is up to how much the two differ.
+// Over makes a folder for PYTHONPATH in which the Python files of another version of vLLM stand
+// beside what is compiled of the installed one: for a version that no package for CPUs has yet.
+// Whether that starts is up to how much the two differ.
 func (i *Installation) Over(ctx context.Context, version string) (string, error) {
 	folder := filepath.Join(i.Dir, "over-"+version)
 	if _, err := os.Stat(filepath.Join(folder, "done")); err == nil {

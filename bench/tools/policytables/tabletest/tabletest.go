@@ -14,7 +14,8 @@ import (
 	"evenkeel/bench/tools/policytables"
 )
 
-// Small makes a book of runs that take no time and show nothing but their shape. Its progress goes to says.
+// Small makes a book of runs that take no time and show nothing but their shape. Its progress goes
+// to says.
 func Small(t *testing.T, requests int, files ...string) (b *policytables.Book, says *bytes.Buffer) {
 	t.Helper()
 	says = &bytes.Buffer{}
@@ -25,8 +26,8 @@ func Small(t *testing.T, requests int, files ...string) (b *policytables.Book, s
 	return b, says
 }
 
-// FillPage fills a copy of the program's page, holds that the text around the tables stays, and returns
-// what stands in each block. The test runs in bench/claims/NAME.
+// FillPage fills a copy of the program's page, holds that the text around the tables stays, and
+// returns what stands in each block. The test runs in bench/claims/NAME.
 func FillPage[B page.Book](t *testing.T, p policytables.Program[B], b *policytables.Book) map[string]string {
 	t.Helper()
 	before, err := os.ReadFile(filepath.Join("..", "..", "..", p.Page()))
