@@ -35,7 +35,10 @@ func TestTheTablesOfSomeLoads(t *testing.T) {
 	}
 	delayed := side{setting{budget: 4096, every: 1, balance: byTokens, delay: passes}, false}
 	slow, start := side{setting{budget: 8192, every: 2}, true}, side{asStarted(e), true}
-	j.plan = plan{match{side{asStarted(e), false}, start}, match{delayed, slow}, match{delayed, start}, match{delayed, slow}}
+	j.plan = plan{
+		started: match{side{asStarted(e), false}, start}, atTheirs: match{delayed, slow}, atOurs: match{delayed, start},
+		small: match{delayed, slow},
+	}
 	text := tables([]judged{j}, 7)
 	require.Contains(t, text, "Seed 7, 3 loads for each deployment. A level step has 32 requests with 64000 KV tokens in all on each rank.")
 	level := e.C0Ms + 64000*e.C1Ms + 32*(e.OwnMs+e.MostMs+e.MeanMs)
