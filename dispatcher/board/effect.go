@@ -25,7 +25,6 @@ type Effect struct {
 
 	Entry *pool.Entry // EffectBind, EffectRefuse
 	Bound Binding
-	Slot  int32
 
 	Round *Round // EffectRound; valid until the next event
 

@@ -58,7 +58,7 @@ func (w *owner) ask(now time.Time) {
 // write notes the effects, and keeps what a caller would know.
 func (w *owner) write(effects []Effect) {
 	for _, e := range effects {
-		line := fmt.Sprint(e.Kind, e.Group, e.Policy, e.Label, e.Err, e.ID, e.Worker, e.Names, e.Bound, e.Slot, e.Pair, e.Count, e.Duration,
+		line := fmt.Sprint(e.Kind, e.Group, e.Policy, e.Label, e.Err, e.ID, e.Worker, e.Names, e.Bound, e.Pair, e.Count, e.Duration,
 			e.Pace, e.Predictor, e.Sample)
 		switch e.Kind {
 		case EffectBind:
