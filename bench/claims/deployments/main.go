@@ -134,7 +134,7 @@ func (j *judged) playAgain(ctx context.Context, seed uint64) (err error) {
 	if j.both {
 		j.changed = fmt.Sprintf("%d times as long", longer)
 		var again []pair
-		if again, err = prefillsToo(ctx, seed, number, j.law, longer, j.plan.started); err == nil {
+		if again, err = prefillsToo(ctx, seed, number, j.law, longer, j.plan.atTheirs); err == nil {
 			j.again = again[0]
 		}
 	} else {

@@ -47,9 +47,9 @@ func (p *pair) gain() float64 {
 	return 100 * (p.ours[report.TokensPerS]/p.theirs[report.TokensPerS] - 1)
 }
 
-// worst is the load with the least gain in tokens/s.
+// worst is the load with the least gain in tokens/s over the tuned engine.
 func (j *judged) worst() *pair {
-	pairs := j.pairs[started]
+	pairs := j.pairs[atTheirs] // as started, SGLang has small steps, and some loads are far too much for it
 	least := &pairs[0]
 	for i := range pairs {
 		if p := &pairs[i]; p.gain() < least.gain() {
@@ -117,7 +117,7 @@ func tables(all []judged, seed uint64) string {
 	fmt.Fprintf(&b, "%v\n", &m)
 	fmt.Fprintf(&b, "%v\n", tuned(all))
 	w := page.Markdown{
-		Head: []string{"where it gains least", "tokens/s, %", "played again: tokens/s, %", "how", "its ranks", "the load"}, Text: 3,
+		Head: []string{"where it gains least over the tuned engine", "tokens/s, %", "played again: tokens/s, %", "how", "its ranks", "the load"}, Text: 3,
 	}
 	for i := range all {
 		deployment, ranks := all[i].names()
