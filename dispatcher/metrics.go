@@ -128,7 +128,8 @@ func (m *metrics) dropGonePairs(ws []board.Worker) {
 // createSeries creates series before the first event, so that they begin with 0. If a counter came
 // into existence with its first event, Prometheus would see no increase, and no alert would fire.
 func (m *metrics) createSeries() {
-	for _, reason := range []string{board.FallbackPanic, board.FallbackInvalid, board.FallbackSlow} {
+	reasons := []string{board.FallbackPanic, board.FallbackInvalid, board.FallbackSlow, board.FallbackBlocked}
+	for _, reason := range reasons {
 		m.fallbacks.WithLabelValues(reason)
 	}
 	for _, fault := range []string{board.FaultEntry, board.FaultWorker, board.FaultDown, board.FaultSlot, board.FaultRoom} {

@@ -279,7 +279,9 @@ func addSalt(b *Body, salt string, members []Member) []Member {
 		hash := sha256.Sum256([]byte(rawjson.Unquote(clientSalt) + " " + salt))
 		salt = hex.EncodeToString(hash[:])
 	}
-	return append(members, Member{"cache_salt", appendString(nil, salt)})
+	// Each decode request has a salt. It has letters and digits only, so quoting is one allocation.
+	value := append(make([]byte, 0, len(salt)+2), '"')
+	return append(members, Member{"cache_salt", append(append(value, salt...), '"')})
 }
 
 func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members []Member, drop func(key string) bool) {
