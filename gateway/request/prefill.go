@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -34,7 +33,6 @@ type probeCall struct {
 	srv    *Server
 	entry  *fleet.TrackedCall // in the list of calls that a drain may end
 	made   roster.Generation  // of the call's KV, as it was before the call was written
-	asRank string             // the engine in the role in which it decodes, whose salt the call has
 	salted string             // the salt with which the call was written; empty: none
 	began  time.Time
 }
@@ -62,10 +60,7 @@ func (c *probeCall) engineCall() *engine.Call { return c.Call.Call }
 // salt: an engine may also decode, or have done so under an earlier config. So it may have pulled
 // KV too late, and its prefix cache may have another prompt's KV, which must not be handed over.
 func (c *probeCall) salt() string {
-	if c.asRank == "" {
-		c.asRank = roster.Decode + strings.TrimPrefix(c.Engine, roster.Prefill)
-	}
-	return c.srv.Monitor.Salt(c.asRank)
+	return c.srv.Monitor.Salt(c.Engine)
 }
 
 func (c *probeCall) withSalt(changes *mooncake.Patch) *mooncake.Patch {
