@@ -23,10 +23,10 @@ func TestARequestOfOneTokenAllocatesLittle(t *testing.T) {
 	for range 20 {
 		ask()
 	}
-	// It was 56 to 58 on a machine of two cores, idle or with six busy loops beside it. One of them
+	// It was 55 to 57 on a machine of two cores, idle or with six busy loops beside it. One of them
 	// counts only if the end of an answer comes together with its first event, as more do on a busy
 	// machine: its slot is given back before Handle returns then.
-	const requests, most = 50, 59
+	const requests, most = 50, 57
 	var each int64
 	for range 5 { // what goes on beside it adds to the count, and nothing takes from it
 		before := allocations("evenkeel/gateway/admission.(*Handler).Handle")

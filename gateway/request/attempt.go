@@ -239,12 +239,13 @@ func (s *stream) slotOutcome(kind board.Kind) board.Outcome {
 
 // avoided are the engines and ranks that failed at the request or refused it.
 type avoided struct {
-	prefill         []string // ids of those tried since the request last began from its start
-	decode          []int32  // workers that failed, and workers that may fail with them
-	refused         []int32  // workers that refused; if two of one queue did, all of that queue
-	lastChoice      []int32  // of a refusing worker's queue; only if no other takes the request at once
-	haltedCores     int      // how often the request was taken from a core that stood still
-	othersAvailable bool     // some rank in none of these lists takes requests
+	prefill         []string  // ids of those tried since the request last began from its start
+	decode          []int32   // workers that failed, and workers that may fail with them
+	refused         []int32   // workers that refused; if two of one queue did, all of that queue
+	lastChoice      []int32   // of a refusing worker's queue; only if no other takes the request at once
+	haltedCores     int       // how often the request was taken from a core that stood still
+	othersAvailable bool      // some rank in none of these lists takes requests
+	firstPrefill    [1]string // memory of prefill: most requests have one attempt, and need no allocation
 }
 
 // ranks are the workers that an attempt goes to only if there are no others.

@@ -85,6 +85,7 @@ func (srv *Server) Serve(
 // allowCancelByName).
 func (srv *Server) newJob(in *Incoming, req *openai.Request, model roster.Route, conn *edge.Conn) *job {
 	j := &job{srv: srv, req: req, body: req.Body, client: conn, id: in.Record.ID, model: model, incoming: in, record: in.Record}
+	j.avoid.prefill = j.avoid.firstPrefill[:0]
 	req.Body, req.Prompts = mooncake.Body{}, nil
 	const unchanged, unknown = -1, -1 // the index of a choice stays; the cached tokens are not known yet
 	j.filterOptions = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs,

@@ -25,12 +25,12 @@ var mostWords = map[string]int{
 	"docs/fleet.md": 4500, "SECURITY.md": 2000, "docs/traces.md": 2000,
 	"docs/policies.md": 2450, "docs/prefill.md": 2500, "docs/evidence.md": 900,
 	"ARCHITECTURE.md": 4175, "CONTRIBUTING.md": 1130, "docs/testing.md": 2350, "CHANGELOG.md": 3500,
-	"docs/results/laws.md": 1280, "docs/results/deployments.md": 450, "docs/rollouts.md": 750,
+	"docs/results/laws.md": 1280, "docs/rollouts.md": 750,
 }
 
 const (
 	mostInResults = 305
-	mostInAll     = 68_500
+	mostInAll     = 68_000
 )
 
 // generated pages are written by programs as a whole.
